@@ -1,0 +1,22 @@
+// A loaded Program.
+#pragma once
+
+#include <cstdint>
+
+namespace neuron {
+
+class Executable {
+ public:
+  virtual ~Executable() = default;
+
+  /// Runs once. `words` is what Stream::launch() was given. Called by the consumer of a stream, one at a time per process.
+  virtual void run(const uint64_t* words) = 0;
+
+  /// For error messages and profiles: "aten::add.Tensor".
+  virtual const char* name() const = 0;
+
+  /// True when it never uses more than one host thread, so that it may run beside a busy host thread (see emulated/stream.cpp).
+  bool serial = true;
+};
+
+}  // namespace neuron
