@@ -38,4 +38,51 @@ build: ## compile what changed in csrc/ into torch_neuronx/
 build-locked:
 	@test -f $(BUILD)/build.ninja || \
 	  $(NO_AUTOLOAD) cmake -S . -B $(BUILD) -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(PY) -DTORCH_NEURONX_IN_PLACE=ON
-	@$(NO_AUTOLOAD) ninja -C $(BUILD) -j$(JOBS)
+	@$(NO_AUTOLOAD) ninja -C $(BUILD) -j$(JOBS) -k 0
+
+quickstart: setup ## train a small GPT on `neuron` on the text of Python's standard library (about a minute)
+	$(PY) examples/train_gpt.py
+
+test: setup test-cpp ## the tests that CI runs
+	$(PY) -m pytest -m "not full"
+
+test-full: setup test-cpp ## all tests
+	$(PY) -m pytest
+
+.PHONY: test-cpp
+test-cpp: setup ## the runtime's C++ tests alone
+	@flock build/.lock ninja -C $(BUILD) -j$(JOBS) runtime_tests
+	$(BUILD)/runtime_tests
+
+bench: setup ## neuron against cpu: one table
+	$(PY) -m benchmarks
+
+CXX_FILES = $(shell find csrc tests/cpp -name '*.cpp' -o -name '*.h')
+
+lint: $(VENV)/.requirements ## ruff, mypy, clang-format
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES)
+
+.PHONY: format
+format: $(VENV)/.requirements ## let ruff and clang-format rewrite what lint would refuse
+	$(PY) -m ruff check --fix -q .
+	$(PY) -m ruff format .
+	$(VENV)/bin/clang-format -i $(CXX_FILES)
+
+lint-cpp: setup ## clang's warnings on all of csrc (needs clang++)
+	find csrc -name '*.cpp' | xargs -P $(JOBS) -n 1 clang++ -fsyntax-only -std=c++20 -Wall -Wextra -Werror -I. \
+	  $$($(NO_AUTOLOAD) $(PY) -c "import torch.utils.cpp_extension as e; print(*('-isystem' + p for p in e.include_paths()))") \
+	  -isystem$$($(PY) -c "import sysconfig; print(sysconfig.get_paths()['include'])")
+
+sanitize: $(VENV)/.requirements ## the runtime's C++ tests under ASan+UBSan, then under TSan
+	@mkdir -p build
+	@for kind in address,undefined thread; do \
+	  dir=build/sanitize-$${kind%%,*}; \
+	  $(NO_AUTOLOAD) cmake -S . -B $$dir -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(PY) -DTORCH_NEURONX_SANITIZE=$$kind >/dev/null && \
+	  ninja -C $$dir -j$(JOBS) --quiet runtime_tests && echo "== -fsanitize=$$kind" && $$dir/runtime_tests || exit 1; \
+	done
+
+clean: ## remove what was built; .venv stays
+	rm -rf build out torch_neuronx/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
