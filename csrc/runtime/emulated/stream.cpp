@@ -1,0 +1,361 @@
+#include "csrc/runtime/emulated/stream.h"
+
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "csrc/runtime/executable.h"
+#include "csrc/runtime/settings.h"
+
+namespace neuron {
+
+HostWait host_wait;
+
+namespace {
+
+// Record layout: [header][subject][words...]; header = kind | serial << 8 | count << 32.
+enum Kind : uint64_t { kSkip, kLaunch, kLaunchHeap, kCall, kMark, kWait };
+constexpr size_t kPrefix = 2;
+
+constexpr auto kNap = std::chrono::microseconds(50);  // how often the worker looks again while there may be work
+constexpr int kNapsBeforeSleep = 20;                  // then it sleeps until a producer kicks it
+constexpr uint64_t kKickBacklog = 16;                 // serial records that may lie idle before a producer kicks
+constexpr int kBatch = 64;                            // records that the worker runs before it looks around
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+uint64_t header(uint64_t kind, bool serial, size_t count) { return kind | uint64_t{serial} << 8 | uint64_t{count} << 32; }
+uint64_t kind_of(uint64_t header) { return header & 0xff; }
+bool serial_of(uint64_t header) { return (header >> 8 & 1) != 0; }
+size_t count_of(uint64_t header) { return header >> 32; }
+
+}  // namespace
+
+/// The compute slot, the worker, and the threads that wait.
+class Executor {
+ public:
+  static Executor& get() {
+    static Executor* executor = new Executor;  // leaked: threads may outlive static destructors
+    return *executor;
+  }
+
+  void add(EmulatedStream* stream) {
+    std::lock_guard lock(streams_mutex_);
+    streams_.push_back(stream);
+    // Lower numbers run first; among equals the older stream.
+    std::stable_sort(streams_.begin(), streams_.end(), [](auto* a, auto* b) { return a->priority < b->priority; });
+    if (!worker_.joinable() && !stopping_) {
+      owner_ = getpid();
+      std::atexit([] { shutdown_streams(); });
+      worker_ = std::thread([this] { work(); });
+    }
+  }
+
+  /// A producer's nudge; cheap unless the worker sleeps and the work is worth waking it.
+  void added(const EmulatedStream& stream, bool urgent) {
+    if (sleeping_.load(std::memory_order_seq_cst) && (urgent || stream.enqueued() - stream.completed() >= kKickBacklog)) kick();
+  }
+
+  void kick() {
+    std::lock_guard lock(sleep_mutex_);
+    sleeping_.store(false, std::memory_order_relaxed);
+    work_cv_.notify_one();
+  }
+
+  bool try_acquire() { return !busy_.exchange(true, std::memory_order_acquire); }
+
+  void release() {
+    busy_.store(false, std::memory_order_seq_cst);
+    if (waiting_.load(std::memory_order_seq_cst) > 0) {
+      std::lock_guard lock(done_mutex_);
+      done_cv_.notify_all();
+    }
+  }
+
+  /// Waits until the slot is free or `done()`; true when the caller now holds the slot.
+  template <class Done>
+  bool acquire_unless(Done done) {
+    for (;;) {
+      if (done()) return false;
+      if (try_acquire()) return true;
+      waiting_.fetch_add(1, std::memory_order_seq_cst);
+      {
+        std::unique_lock lock(done_mutex_);
+        done_cv_.wait(lock, [&] { return done() || !busy_.load(std::memory_order_seq_cst); });
+      }
+      waiting_.fetch_sub(1, std::memory_order_seq_cst);
+    }
+  }
+
+  /// With the slot held: runs `stream` until it has reached `sequence`, or until `stop()`.
+  template <class Stop>
+  void run_until(EmulatedStream& stream, uint64_t sequence, Stop stop) {
+    while (!stream.reached(sequence) && !stop()) stream.run_one();
+  }
+
+  bool others_wait() const { return waiting_.load(std::memory_order_relaxed) > 0; }
+  void set_threads(int threads) { threads_.store(threads, std::memory_order_relaxed); }
+
+  void shutdown() {
+    if (getpid() != owner_ || stopping_.exchange(true)) return;
+    kick();
+    if (worker_.joinable()) worker_.join();
+    for (auto* stream : snapshot()) stream->drain(stream->enqueued());
+  }
+
+ private:
+  std::vector<EmulatedStream*> snapshot() {
+    std::lock_guard lock(streams_mutex_);
+    return streams_;
+  }
+
+  bool scarce() const { return threads_.load(std::memory_order_relaxed) + 1 > cores_; }
+
+  uint64_t total_enqueued(const std::vector<EmulatedStream*>& streams) const {
+    uint64_t total = 0;
+    for (auto* s : streams) total += s->enqueued();
+    return total;
+  }
+
+  void work();
+  int run_batch(const std::vector<EmulatedStream*>& streams, bool host_is_quiet);
+
+  const int cores_ = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  std::atomic<int> threads_{1};
+  std::atomic<bool> busy_{false};
+  std::atomic<int> waiting_{0};
+  std::mutex done_mutex_;
+  std::condition_variable done_cv_;
+
+  std::mutex streams_mutex_;
+  std::vector<EmulatedStream*> streams_;
+
+  std::mutex sleep_mutex_;
+  std::condition_variable work_cv_;
+  std::atomic<bool> sleeping_{false};
+  std::atomic<bool> stopping_{false};
+  std::thread worker_;
+  pid_t owner_ = 0;
+};
+
+/// Runs up to kBatch records that may run now; returns how many ran.
+int Executor::run_batch(const std::vector<EmulatedStream*>& streams, bool host_is_quiet) {
+  int ran = 0;
+  for (auto* stream : streams) {
+    while (ran < kBatch && !stream->idle() && !others_wait()) {
+      bool serial = stream->next_is_serial();
+      if (!serial && scarce() && !host_is_quiet) return ran;
+      stream->run_one();
+      ++ran;
+      if (!serial && scarce()) return ran;  // look again whether the host has come back
+    }
+  }
+  return ran;
+}
+
+void Executor::work() {
+  prctl(PR_SET_NAME, "neuron-worker");
+  prctl(PR_SET_TIMERSLACK, 1000UL);  // naps of 50 us, not of 100
+  uint64_t seen = 0;
+  int naps = 0;
+  while (!stopping_.load(std::memory_order_relaxed)) {
+    auto streams = snapshot();
+    uint64_t total = total_enqueued(streams);
+    bool quiet = total == seen;
+    seen = total;
+    bool pending = std::any_of(streams.begin(), streams.end(), [](auto* s) { return !s->idle(); });
+    int ran = 0;
+    if (pending && !others_wait() && try_acquire()) {
+      ran = run_batch(streams, quiet);
+      release();
+    }
+    if (ran > 0) {
+      naps = 0;
+      if (ran == kBatch) continue;
+    }
+    std::unique_lock lock(sleep_mutex_);
+    if (pending || ++naps < kNapsBeforeSleep) {
+      work_cv_.wait_for(lock, kNap);
+      continue;
+    }
+    // Deep sleep. A producer that missed the flag is caught by the second look at the streams.
+    sleeping_.store(true, std::memory_order_seq_cst);
+    if (total_enqueued(streams) != seen) {
+      sleeping_.store(false, std::memory_order_relaxed);
+      continue;
+    }
+    work_cv_.wait(lock, [&] { return !sleeping_.load(std::memory_order_relaxed) || stopping_.load(std::memory_order_relaxed); });
+    naps = 0;
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+EmulatedStream::EmulatedStream(int device, int64_t id, int priority, size_t ring_words)
+    : Stream(device, id, priority), ring_(ring_words), mask_(ring_words - 1) {}
+
+/// Called with producer_ held: true when `words` fit now, with no word of a record wrapping around the end.
+bool EmulatedStream::make_room(size_t words) {
+  uint64_t left_before_end = ring_.size() - (tail_ & mask_);
+  uint64_t need = words <= left_before_end ? words : left_before_end + words;
+  if (ring_.size() - (tail_ - head_.load(std::memory_order_acquire)) < need) return false;
+  if (words > left_before_end) {
+    ring_[tail_ & mask_] = header(kSkip, true, left_before_end);
+    tail_ += left_before_end;
+  }
+  return true;
+}
+
+uint64_t EmulatedStream::push(uint64_t kind, uint64_t subject, const uint64_t* words, size_t count, bool serial) {
+  std::unique_lock lock(producer_);
+  while (!make_room(kPrefix + count)) {
+    // Back pressure: run half of what is queued on this thread.
+    uint64_t target = completed() + (enqueued() - completed() + 1) / 2;
+    lock.unlock();
+    drain(target);
+    lock.lock();
+  }
+  uint64_t* slot = &ring_[tail_ & mask_];
+  slot[0] = header(kind, serial, count);
+  slot[1] = subject;
+  if (count) std::memcpy(slot + kPrefix, words, count * sizeof(uint64_t));
+  tail_ += kPrefix + count;
+  uint64_t sequence = enqueued_.load(std::memory_order_relaxed) + 1;
+  enqueued_.store(sequence, std::memory_order_seq_cst);
+  lock.unlock();
+  Executor::get().added(*this, !serial);
+  return sequence;
+}
+
+uint64_t EmulatedStream::launch(Executable& exe, const uint64_t* words, size_t count) {
+  auto subject = reinterpret_cast<uint64_t>(&exe);
+  if (count <= ring_.size() / 8) return push(kLaunch, subject, words, count, exe.serial);
+  auto* copy = new uint64_t[count];  // freed by run_one
+  std::memcpy(copy, words, count * sizeof(uint64_t));
+  auto address = reinterpret_cast<uint64_t>(copy);
+  return push(kLaunchHeap, subject, &address, 1, exe.serial);
+}
+
+uint64_t EmulatedStream::call(std::function<void()> fn) {
+  return push(kCall, reinterpret_cast<uint64_t>(new std::function<void()>(std::move(fn))), nullptr, 0, true);
+}
+
+uint64_t EmulatedStream::mark(TimeCell time) {
+  return push(kMark, reinterpret_cast<uint64_t>(time ? new TimeCell(std::move(time)) : nullptr), nullptr, 0, true);
+}
+
+void EmulatedStream::wait_for(Stream& other, uint64_t sequence) {
+  if (&other == this || other.reached(sequence)) return;
+  push(kWait, reinterpret_cast<uint64_t>(&other), &sequence, 1, true);
+}
+
+bool EmulatedStream::query() {
+  if (idle()) return true;
+  Executor::get().kick();
+  return idle();
+}
+
+void EmulatedStream::drain(uint64_t sequence) {
+  if (reached(sequence)) return;
+  HostWaitScope wait;
+  auto& executor = Executor::get();
+  auto reached_it = [&] { return reached(sequence); };
+  // The holder of the slot may be at work for another stream: take over as soon as it pauses.
+  while (executor.acquire_unless(reached_it)) {
+    executor.run_until(*this, sequence, [] { return false; });
+    executor.release();
+  }
+}
+
+bool EmulatedStream::next_is_serial() {
+  uint64_t head = head_.load(std::memory_order_relaxed);
+  uint64_t word = ring_[head & mask_];
+  return kind_of(word) == kSkip ? serial_of(ring_[(head + count_of(word)) & mask_]) : serial_of(word);
+}
+
+void EmulatedStream::run_one() {
+  uint64_t head = head_.load(std::memory_order_relaxed);
+  if (uint64_t word = ring_[head & mask_]; kind_of(word) == kSkip) head += count_of(word);
+  uint64_t* slot = &ring_[head & mask_];
+  const size_t count = count_of(slot[0]);
+  auto* exe = reinterpret_cast<Executable*>(slot[1]);
+  try {
+    switch (kind_of(slot[0])) {
+      case kLaunch:
+        exe->run(slot + kPrefix);
+        break;
+      case kLaunchHeap: {
+        std::unique_ptr<uint64_t[]> words(reinterpret_cast<uint64_t*>(slot[kPrefix]));
+        exe->run(words.get());
+        break;
+      }
+      case kCall: {
+        std::unique_ptr<std::function<void()>> fn(reinterpret_cast<std::function<void()>*>(slot[1]));
+        (*fn)();
+        break;
+      }
+      case kMark: {
+        std::unique_ptr<TimeCell> time(reinterpret_cast<TimeCell*>(slot[1]));
+        if (time) (*time)->store(now_ns(), std::memory_order_release);
+        break;
+      }
+      case kWait: {
+        auto* other = reinterpret_cast<EmulatedStream*>(slot[1]);
+        Executor::get().run_until(*other, slot[kPrefix], [] { return false; });
+        break;
+      }
+    }
+  } catch (...) {
+    fail(std::current_exception());
+  }
+  head_.store(head + kPrefix + count, std::memory_order_release);
+  completed_.store(completed_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+}
+
+void EmulatedStream::fail(std::exception_ptr error) {
+  std::lock_guard lock(error_mutex_);
+  if (!error_) error_ = std::move(error);
+  has_pending_.store(true, std::memory_order_release);
+}
+
+void EmulatedStream::raise_pending() {
+  if (!has_pending()) return;
+  std::exception_ptr error;
+  {
+    std::lock_guard lock(error_mutex_);
+    error = std::exchange(error_, nullptr);
+    has_pending_.store(false, std::memory_order_release);
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+Stream* make_emulated_stream(int device, int64_t id, int priority) {
+  size_t words = 1024;
+  while (words < static_cast<size_t>(settings().queue_words)) words *= 2;
+  auto* stream = new EmulatedStream(device, id, priority, words);
+  Executor::get().add(stream);
+  return stream;
+}
+
+ComputeSlot::ComputeSlot() {
+  auto& executor = Executor::get();
+  if (executor.try_acquire()) return;
+  HostWaitScope wait;
+  executor.acquire_unless([] { return false; });
+}
+
+ComputeSlot::~ComputeSlot() { Executor::get().release(); }
+
+void set_compute_threads(int threads) { Executor::get().set_threads(threads); }
+
+void shutdown_streams() { Executor::get().shutdown(); }
+
+}  // namespace neuron

@@ -1,0 +1,80 @@
+// Streams of emulated NeuronCores: rings of 64-bit words, and the one compute slot that runs them.
+//
+// Note [Who runs the work]
+// There is one compute slot per process, so one OpenMP team runs at a time. Its holder consumes records. Holders are: the
+// worker thread, a host thread that waits, and a host thread that runs an op inline (ComputeSlot). A thread that waits runs
+// the queue itself instead of sleeping until another thread has done it; a wait on another stream is met by running that
+// stream up to the awaited point. The chain of such waits is never deeper than the number of streams, because an event is
+// always enqueued before the wait that names it.
+//
+// Note [Few cores]
+// A busy host thread beside an OpenMP team on the same cores slows the team about threefold: its barrier waits for a thread
+// that the scheduler has put aside. Executables are therefore serial (one thread) or parallel, by their shapes alone. While
+// cores are scarce, the worker runs serial records beside the host and leaves a parallel one to the thread that will wait
+// for it; once the host has not enqueued anything for a moment, the worker runs it. No consumer ever spins. This decides
+// only when and where a record runs, never its result.
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <vector>
+
+#include "csrc/runtime/stream.h"
+
+namespace neuron {
+
+class EmulatedStream final : public Stream {
+ public:
+  EmulatedStream(int device, int64_t id, int priority, size_t ring_words);
+
+  uint64_t launch(Executable& exe, const uint64_t* words, size_t count) override;
+  uint64_t call(std::function<void()> fn) override;
+  uint64_t mark(TimeCell time) override;
+  void wait_for(Stream& other, uint64_t sequence) override;
+  bool query() override;
+  void drain(uint64_t sequence) override;
+  void raise_pending() override;
+
+ private:
+  friend class Executor;
+  struct Record;
+
+  uint64_t push(uint64_t kind, uint64_t subject, const uint64_t* words, size_t count, bool serial);
+  bool make_room(size_t words);
+  bool idle() const { return completed() == enqueued(); }
+
+  // Consumer side, called with the compute slot held.
+  bool next_is_serial();
+  void run_one();
+  void fail(std::exception_ptr error);
+
+  // The ring. Positions count words and never wrap; the slot of a position is position & mask_.
+  std::vector<uint64_t> ring_;
+  const uint64_t mask_;
+  std::mutex producer_;                        // orders producers of this stream
+  alignas(64) uint64_t tail_ = 0;              // producers only
+  alignas(64) std::atomic<uint64_t> head_{0};  // first word not yet consumed
+
+  std::mutex error_mutex_;
+  std::exception_ptr error_;
+};
+
+/// Makes a stream of an emulated device and registers it with the worker. Streams are never destroyed.
+Stream* make_emulated_stream(int device, int64_t id, int priority);
+
+/// Holds the compute slot for a host thread that runs a kernel itself; waits for it with the GIL released.
+class ComputeSlot {
+ public:
+  ComputeSlot();
+  ~ComputeSlot();
+  ComputeSlot(const ComputeSlot&) = delete;
+  ComputeSlot& operator=(const ComputeSlot&) = delete;
+};
+
+/// Host threads that a parallel executable uses, as the front end last saw it: decides whether cores are scarce.
+void set_compute_threads(int threads);
+
+/// Drains all streams and joins the worker. Called at exit; later work runs when it is waited for.
+void shutdown_streams();
+
+}  // namespace neuron
