@@ -4,3 +4,7 @@
 #include <pybind11/pybind11.h>
 
 namespace py = pybind11;
+
+void bind_device(py::module_& m);  ///< torch_neuronx/_device.py
+void bind_stream(py::module_& m);  ///< torch_neuronx/streams.py
+void bind_random(py::module_& m);  ///< torch_neuronx/random.py

@@ -1,0 +1,90 @@
+"""What ``import torch`` runs: names the device, hangs ``torch.neuron`` up, and keeps a failure for the first use."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+
+DEVICE = "neuron"
+
+# Modules that are also reachable as torch.neuron.<name>, as torch.cuda's are.
+_SUBMODULES = ("amp", "memory", "random", "streams")
+
+_failure: BaseException | None = None
+
+
+def register(package: ModuleType) -> None:
+    """Makes ``package`` the module of device ``neuron``. Never raises."""
+    global _failure
+    try:
+        from torch_neuronx import _surface
+
+        for name in _surface.__all__:
+            setattr(package, name, getattr(_surface, name))
+    except Exception as error:
+        _failure = error
+        _offer_the_failure(package)
+    try:
+        _tell_pytorch(package)
+    except Exception as error:
+        # Some other backend owns PyTorch's slot: torch.device("neuron") cannot exist, and using the package says why.
+        _failure = _failure or error
+        _offer_the_failure(package)
+
+
+def _tell_pytorch(package: ModuleType) -> None:
+    torch.utils.rename_privateuse1_backend(DEVICE)
+    torch._register_device_module(DEVICE, package)
+    for name in _SUBMODULES:
+        if f"torch_neuronx.{name}" in sys.modules:
+            sys.modules[f"torch.{DEVICE}.{name}"] = sys.modules[f"torch_neuronx.{name}"]
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+
+
+def changing_attribute(name: str) -> Any:
+    """Attributes of ``torch.neuron`` whose value changes as the process runs."""
+    if _failure is not None:
+        raise AttributeError(f"torch.neuron.{name} is not there, because {_why()}") from _failure
+    if name == "_initialized":
+        from torch_neuronx import _device
+
+        return _device.is_initialized()
+    if name == "default_generators":
+        from torch_neuronx import random
+
+        return random.default_generators()
+    raise AttributeError(f"module 'torch_neuronx' (torch.neuron) has no attribute {name!r}")
+
+
+def _why() -> str:
+    return f"TorchNeuron failed to load: {_failure}. Run `python -m torch_neuronx.diagnose` to see what to do."
+
+
+def _offer_the_failure(package: ModuleType) -> None:
+    """Gives ``package`` the few functions that PyTorch calls in scripts that do not use the device; all else raises the cause."""
+
+    def _lazy_init() -> None:
+        raise RuntimeError(f"Cannot use the neuron device, because {_why()}") from _failure
+
+    def is_available() -> bool:
+        return False
+
+    def device_count() -> int:
+        return 0
+
+    def is_initialized() -> bool:
+        return False
+
+    def _is_in_bad_fork() -> bool:
+        return False
+
+    def manual_seed_all(seed: int) -> None:
+        """There is no generator to seed; torch.manual_seed calls this in CPU-only scripts."""
+
+    for function in (_lazy_init, is_available, device_count, is_initialized, _is_in_bad_fork, manual_seed_all):
+        setattr(package, function.__name__, function)
+    package.init = _lazy_init  # type: ignore[attr-defined]
+    package._initialized = False  # type: ignore[attr-defined]

@@ -1,0 +1,182 @@
+"""``torch.neuron.explain()``: what the device did during a block of code, and why it cost what it cost.
+
+The C++ side keeps the counters (``_C._explain_begin``, ``_C._explain_end``, ``_C._counters``); this module only reads and prints them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from types import TracebackType
+from typing import Any
+
+from torch_neuronx import _C
+
+_ROWS = 10  # lines of each table of the text report
+
+
+class Report:
+    """Counters of one block of code; ``print(report)`` gives text, :meth:`as_dict` plain values for assertions."""
+
+    def __init__(self, counters: dict[str, Any]):
+        self._counters = counters
+
+    def as_dict(self) -> dict[str, Any]:
+        """The counters as plain dicts, lists, strings and ints (a copy).
+
+        ``ops``: ``{name: {"calls", "hits", "misses", "inline"}}``. ``misses``: list of ``{"op", "reason"}``. ``syncs``: list of ``{"why", "site"}``.
+        ``fallbacks``: list of ``{"op", "reason", "site"}``. ``bytes``: ``{"h2d", "d2h", "d2d"}``. ``launches``: int.
+        """
+        return copy.deepcopy(self._counters)
+
+    @property
+    def calls(self) -> int:
+        """Calls of operators on the device."""
+        return self._total("calls")
+
+    @property
+    def hits(self) -> int:
+        """Calls that found their Program in the cache."""
+        return self._total("hits")
+
+    @property
+    def misses(self) -> int:
+        """Calls that had to build a Program."""
+        return self._total("misses")
+
+    @property
+    def syncs(self) -> int:
+        """Times that the host waited for the device."""
+        return len(self._counters["syncs"])
+
+    @property
+    def fallbacks(self) -> int:
+        """Calls that ran on the host because the device has no kernel for them."""
+        return len(self._counters["fallbacks"])
+
+    def _total(self, field: str) -> int:
+        return sum(op.get(field, 0) for op in self._counters["ops"].values())
+
+    def __str__(self) -> str:
+        moved = self._counters["bytes"]
+        lines = [
+            "neuron: what ran",
+            f"  operators        {self.calls} calls of {len(self._counters['ops'])} ops, {self._counters['launches']} launches",
+            f"  cache            {self.hits} hits, {self.misses} misses, {self._total('inline')} inline",
+            f"  host waits       {self.syncs}",
+            f"  fallbacks        {self.fallbacks}",
+            f"  bytes moved      host to device {_size(moved['h2d'])}, device to host {_size(moved['d2h'])}, on the device {_size(moved['d2d'])}",
+        ]
+        calls = sorted(self._counters["ops"].items(), key=lambda item: (-item[1]["calls"], item[0]))
+        lines += _table("operators", [(op["calls"], name) for name, op in calls])
+        lines += _table("cache misses", _counted(f"{miss['op']}: {miss['reason']}" for miss in self._counters["misses"]))
+        lines += _table("host waits", _counted(_at(sync["why"], sync) for sync in self._counters["syncs"]))
+        lines += _table("fallbacks to the host", _counted(_at(f"{item['op']}: {item['reason']}", item) for item in self._counters["fallbacks"]))
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<Report calls={self.calls} hits={self.hits} misses={self.misses} syncs={self.syncs} fallbacks={self.fallbacks}>"
+
+
+def _size(count: int) -> str:
+    """"1.5 MiB": a number of bytes for people."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
+
+
+def _at(what: str, item: dict[str, Any]) -> str:
+    return f"{what}  at {item['site']}" if item.get("site") else what
+
+
+def _counted(texts: Any) -> list[tuple[int, str]]:
+    """Equal lines once, with their number, most frequent first."""
+    return [(count, text) for text, count in Counter(texts).most_common()]
+
+
+def _table(title: str, rows: list[tuple[int, str]]) -> list[str]:
+    if not rows:
+        return []
+    lines = [f"{title}:"] + [f"  {count:>7} x {text}" for count, text in rows[:_ROWS]]
+    if len(rows) > _ROWS:
+        lines.append(f"          ... and {len(rows) - _ROWS} more; .as_dict() has all of them")
+    return lines
+
+
+class explain:
+    """Counts what the device does inside a ``with`` block.
+
+    >>> with torch.neuron.explain() as report:
+    ...     step(model, batch)
+    >>> print(report)
+    >>> assert report.fallbacks == 0
+
+    Args:
+        sites: record the Python line of each host wait and fallback (default: yes; it costs time only where one happens).
+
+    The report is complete when the block ends. Blocks do not nest: RuntimeError.
+    """
+
+    _open: explain | None = None
+
+    def __init__(self, sites: bool = True):
+        self._sites = sites
+        self._report: Report | None = None
+
+    def __enter__(self) -> _Pending:
+        if explain._open is not None:
+            raise RuntimeError("torch.neuron.explain() is already counting; blocks do not nest. Leave the outer block first.")
+        _C._explain_begin(self._sites)
+        explain._open = self
+        self._report = _Pending()
+        return self._report
+
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        explain._open = None
+        assert self._report is not None
+        self._report._counters = _C._explain_end()
+
+
+class _Pending(Report):
+    """A report whose block is still running."""
+
+    def __init__(self) -> None:
+        super().__init__(_EMPTY)
+
+
+_EMPTY: dict[str, Any] = {"ops": {}, "misses": [], "syncs": [], "fallbacks": [], "bytes": {"h2d": 0, "d2h": 0, "d2d": 0}, "launches": 0}
+
+# What the process had counted when clear_op_tracking() was called last.
+_executed_before: dict[str, int] = {}
+_fallbacks_before: dict[str, int] = {}
+
+
+def _executed() -> dict[str, int]:
+    return {name: op["calls"] for name, op in _C._counters()["ops"].items()}
+
+
+def _fallen_back() -> dict[str, int]:
+    return dict(Counter(item["op"] for item in _C._counters()["fallbacks"]))
+
+
+def _names_since(now: dict[str, int], before: dict[str, int]) -> list[str]:
+    return sorted(name for name, calls in now.items() if calls > before.get(name, 0))
+
+
+def get_executed_ops() -> list[str]:
+    """Operators that ran on the device since :func:`clear_op_tracking`, sorted by name."""
+    return _names_since(_executed(), _executed_before)
+
+
+def get_fallback_ops() -> list[str]:
+    """Operators that ran on the host instead since :func:`clear_op_tracking`, sorted by name."""
+    return _names_since(_fallen_back(), _fallbacks_before)
+
+
+def clear_op_tracking() -> None:
+    """Starts :func:`get_executed_ops` and :func:`get_fallback_ops` anew."""
+    global _executed_before, _fallbacks_before
+    _executed_before, _fallbacks_before = _executed(), _fallen_back()
