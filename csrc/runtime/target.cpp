@@ -1,0 +1,54 @@
+#include "csrc/runtime/target.h"
+
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "csrc/runtime/emulated/device.h"
+#include "csrc/runtime/emulated/instance.h"
+#include "csrc/runtime/settings.h"
+
+namespace neuron {
+namespace {
+
+std::atomic<Target*> opened{nullptr};
+
+std::unique_ptr<Target> open_target() {
+  const Settings& s = settings();
+  TORCH_CHECK(s.problem.empty(), s.problem);
+  TORCH_CHECK(s.target != "trainium",
+              "TORCH_NEURONX_TARGET=trainium asks for a Trainium chip, but this build has no support for the Neuron runtime (libnrt.so.1). "
+              "Unset TORCH_NEURONX_TARGET, or set it to \"emulated\", to run on emulated NeuronCores.");
+  return emulated::open_target(s);
+}
+
+}  // namespace
+
+int device_count() noexcept {
+  static const int count = [] {
+    try {
+      const Settings& s = settings();
+      std::string problem = s.problem;
+      if (!problem.empty() || s.target == "trainium") return 0;
+      return static_cast<int>(emulated::devices_of(s, &problem).size());
+    } catch (const std::exception&) {
+      return 0;  // out of host memory: the next use of the device says so
+    }
+  }();
+  return count;
+}
+
+Target& target() {
+  if (Target* ready = opened.load(std::memory_order_acquire)) return *ready;
+  static auto* const mutex = new std::mutex;
+  std::lock_guard<std::mutex> lock(*mutex);
+  if (!opened.load(std::memory_order_relaxed)) {
+    opened.store(open_target().release(), std::memory_order_release);  // never closed: stream threads may outlive main()
+  }
+  return *opened.load(std::memory_order_relaxed);
+}
+
+bool target_is_open() noexcept { return opened.load(std::memory_order_acquire) != nullptr; }
+
+}  // namespace neuron
