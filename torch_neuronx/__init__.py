@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _loaded = False
+_WITHOUT_TORCH = ("config", "diagnose")  # submodules
 
 
 def _autoload() -> None:
@@ -33,17 +34,16 @@ def _autoload() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """Loads the backend at the first use of one of its names; afterwards serves the attributes that change as the process runs."""
-    if name.startswith("__") or name in ("_C", "_surface"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if not _loaded:
+    """Loads the backend at the first use of one of its public names; afterwards serves the attributes that change as the process runs."""
+    if not _loaded and not name.startswith("_") and name not in _WITHOUT_TORCH:
         import torch  # noqa: F401  (whose own autoload may do the rest)
 
         _autoload()
         return getattr(sys.modules[__name__], name)
-    from torch_neuronx import _register
-
-    return _register.changing_attribute(name)
+    register = sys.modules.get(f"{__name__}._register")
+    if register is not None and hasattr(register, "changing_attribute"):
+        return register.changing_attribute(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _is_wanted_now() -> bool:
