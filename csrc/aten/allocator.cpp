@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <cstdio>
 #include <cstring>
 
 #include "csrc/aten/guard.h"
@@ -30,23 +31,6 @@ std::string readable(int64_t bytes) {
   char text[64];
   std::snprintf(text, sizeof(text), *unit == 'b' ? "%.0f %s" : "%.2f %s", amount, unit);
   return text;
-}
-
-[[noreturn]] void raise_out_of_memory(DeviceCache& cache, size_t bytes, const OutOfMemory& full) {
-  const auto [allocated, reserved] = cache.usage();
-  c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes), allocated, reserved, device_named(cache.device));
-  const bool host = std::strcmp(full.which, "host") == 0;
-  TORCH_CHECK_WITH(
-      OutOfMemoryError, false, "neuron:", cache.device,
-      " is out of memory: ", host ? "the host's memory is full" : "the device's memory is full", " (", full.detail, "). Tried to allocate ",
-      readable(static_cast<int64_t>(bytes)), "; ", readable(full.free), " of ", readable(full.total),
-      " can still be had. This process holds ", readable(allocated), " in tensors on the device and ", readable(reserved - allocated),
-      " reserved but unallocated. ",
-      host
-          ? "An emulated device lives in host memory: use smaller tensors, end other processes, or move the limit with "
-            "TORCH_NEURONX_HOST_MEMORY_LIMIT or TORCH_NEURONX_HOST_MEMORY_RESERVE."
-          : "Use smaller tensors or batches, free what is not needed, or shard over more devices; if much is reserved but unallocated, try "
-            "TORCH_NEURONX_SEGMENT_ALLOCATOR_CONFIG=kMaxSplitSizeBytes=268435456 against fragmentation.");
 }
 
 void report_usage(const Block* block, bool freed) {
@@ -105,6 +89,23 @@ void NeuronAllocator::free_block(Block* block) noexcept {
   if (c10::memoryProfilingEnabled()) [[unlikely]]
     report_usage(block, true);
   block->cache->free(block);
+}
+
+void NeuronAllocator::raise_out_of_memory(DeviceCache& cache, size_t bytes, const OutOfMemory& full) {
+  const auto [allocated, reserved] = cache.usage();
+  c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes), allocated, reserved, device_named(cache.device));
+  const bool host = std::strcmp(full.which, "host") == 0;
+  TORCH_CHECK_WITH(
+      OutOfMemoryError, false, "neuron:", cache.device,
+      " is out of memory: ", host ? "the host's memory is full" : "the device's memory is full", " (", full.detail, "). Tried to allocate ",
+      readable(static_cast<int64_t>(bytes)), "; ", readable(full.free), " of ", readable(full.total),
+      " can still be had. This process holds ", readable(allocated), " in tensors on the device and ", readable(reserved - allocated),
+      " reserved but unallocated. ",
+      host
+          ? "An emulated device lives in host memory: use smaller tensors, end other processes, or move the limit with "
+            "TORCH_NEURONX_HOST_MEMORY_LIMIT or TORCH_NEURONX_HOST_MEMORY_RESERVE."
+          : "Use smaller tensors or batches, free what is not needed, or shard over more devices; if much is reserved but unallocated, try "
+            "TORCH_NEURONX_SEGMENT_ALLOCATOR_CONFIG=kMaxSplitSizeBytes=268435456 against fragmentation.");
 }
 
 c10::DataPtr NeuronAllocator::make_data_ptr(Block* block) {

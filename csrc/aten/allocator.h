@@ -52,6 +52,9 @@ class NeuronAllocator final : public c10::DeviceAllocator {
   /// The same, null when it was never opened.
   DeviceCache* cache_if_open(int device) const { return caches_[device].load(std::memory_order_acquire); }
 
+  /// Throws the c10::OutOfMemoryError that tells what was full and what to do.
+  [[noreturn]] static void raise_out_of_memory(DeviceCache& cache, size_t bytes, const OutOfMemory& full);
+
   /// Called with a device whose memory is short: give back what is not needed. Set once, before the device is used.
   static void (*on_pressure)(int device);
 

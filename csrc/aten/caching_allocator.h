@@ -97,6 +97,8 @@ class DeviceCache {
 
   /// Waits for the device's streams and gives all unused segments back.
   void empty_cache();
+  /// Gives back the unused segments of idle streams, without waiting.
+  void release_unused();
 
   /// Limits the segments to a part (0 to 1) of the device's memory.
   void set_fraction(double fraction);

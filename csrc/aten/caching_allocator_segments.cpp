@@ -144,6 +144,12 @@ void DeviceCache::empty_cache() {
   release_cached(lock);
 }
 
+void DeviceCache::release_unused() {
+  Lock lock(mutex_);
+  collect_pending(true);
+  release_idle(nullptr);
+}
+
 void DeviceCache::set_fraction(double fraction) {
   int64_t free = 0, total = 0;
   memory_.info(&free, &total);
