@@ -61,12 +61,12 @@ void equal(const char* file, int line, const char* text, const A& a, const B& b)
 
 #define CHECK_EQ(a, b) check::equal(__FILE__, __LINE__, #a " == " #b, (a), (b))
 
-#define CHECK_THROWS(type, expression)                                       \
-  [&] {                                                                      \
-    try {                                                                    \
-      (void)(expression);                                                    \
-    } catch (const type&) {                                                  \
-      return;                                                                \
-    }                                                                        \
-    check::fail(__FILE__, __LINE__, #expression " does not throw " #type);   \
+#define CHECK_THROWS(type, expression)                                     \
+  [&] {                                                                    \
+    try {                                                                  \
+      (void)(expression);                                                  \
+    } catch (const type&) {                                                \
+      return;                                                              \
+    }                                                                      \
+    check::fail(__FILE__, __LINE__, #expression " does not throw " #type); \
   }()
