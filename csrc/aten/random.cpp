@@ -195,12 +195,22 @@ Tensor& bernoulli_out(const Tensor& self, OptionalGenerator generator, Tensor& o
 }
 
 /// normal() in its three forms: the mean, the standard deviation or both are tensors.
-template <class Mean, class Std>
-Tensor normal(Mean mean, Std std, OptionalGenerator generator) {
+Tensor normal_tensor_float(const Tensor& mean, double std, OptionalGenerator generator) {
   return templates::normal_impl<Normal, RNG>(mean, std, std::move(generator));
 }
-template <class Mean, class Std>
-Tensor& normal_out(Mean mean, Std std, OptionalGenerator generator, Tensor& out) {
+Tensor& normal_tensor_float_out(const Tensor& mean, double std, OptionalGenerator generator, Tensor& out) {
+  return templates::normal_out_impl<Normal, RNG>(out, mean, std, std::move(generator));
+}
+Tensor normal_float_tensor(double mean, const Tensor& std, OptionalGenerator generator) {
+  return templates::normal_impl<Normal, RNG>(mean, std, std::move(generator));
+}
+Tensor& normal_float_tensor_out(double mean, const Tensor& std, OptionalGenerator generator, Tensor& out) {
+  return templates::normal_out_impl<Normal, RNG>(out, mean, std, std::move(generator));
+}
+Tensor normal_tensor_tensor(const Tensor& mean, const Tensor& std, OptionalGenerator generator) {
+  return templates::normal_impl<Normal, RNG>(mean, std, std::move(generator));
+}
+Tensor& normal_tensor_tensor_out(const Tensor& mean, const Tensor& std, OptionalGenerator generator, Tensor& out) {
   return templates::normal_out_impl<Normal, RNG>(out, mean, std, std::move(generator));
 }
 
@@ -240,7 +250,7 @@ Tensor multinomial(const Tensor& self, int64_t samples, bool replacement, Option
 Tensor& multinomial_out(const Tensor& self, int64_t samples, bool replacement, OptionalGenerator generator, Tensor& out) {
   TORCH_CHECK(out.device() == self.device(), "multinomial arguments must have the same device");
   TORCH_CHECK(out.scalar_type() == at::kLong, "multinomial expects Long tensor out, got: ", out.scalar_type());
-  const Tensor drawn = multinomial(self, samples, replacement, std::move(generator));
+  const Tensor drawn = neuron::multinomial(self, samples, replacement, std::move(generator));
   at::native::resize_output(out, drawn.sizes());
   return out.copy_(drawn);
 }
@@ -275,11 +285,11 @@ Tensor rrelu_with_noise(const Tensor& self, Tensor& noise, const Scalar& lower, 
   return self.mul(noise);
 }
 Tensor& rrelu_with_noise_(Tensor& self, Tensor& noise, const Scalar& lower, const Scalar& upper, bool training, OptionalGenerator generator) {
-  return self.copy_(rrelu_with_noise(self, noise, lower, upper, training, std::move(generator)));
+  return self.copy_(neuron::rrelu_with_noise(self, noise, lower, upper, training, std::move(generator)));
 }
 Tensor& rrelu_with_noise_out(const Tensor& self, Tensor& noise, const Scalar& lower, const Scalar& upper, bool training,
                              OptionalGenerator generator, Tensor& out) {
-  const Tensor result = rrelu_with_noise(self, noise, lower, upper, training, std::move(generator));
+  const Tensor result = neuron::rrelu_with_noise(self, noise, lower, upper, training, std::move(generator));
   at::native::resize_output(out, result.sizes());
   return out.copy_(result);
 }
@@ -289,12 +299,12 @@ template <class Visit>
 void for_each_op(Visit visit) {
   visit("uniform_", TORCH_FN(uniform_));
   visit("normal_", TORCH_FN(normal_));
-  visit("normal.Tensor_float", TORCH_FN((normal<const Tensor&, double>)));
-  visit("normal.float_Tensor", TORCH_FN((normal<double, const Tensor&>)));
-  visit("normal.Tensor_Tensor", TORCH_FN((normal<const Tensor&, const Tensor&>)));
-  visit("normal.Tensor_float_out", TORCH_FN((normal_out<const Tensor&, double>)));
-  visit("normal.float_Tensor_out", TORCH_FN((normal_out<double, const Tensor&>)));
-  visit("normal.Tensor_Tensor_out", TORCH_FN((normal_out<const Tensor&, const Tensor&>)));
+  visit("normal.Tensor_float", TORCH_FN(normal_tensor_float));
+  visit("normal.float_Tensor", TORCH_FN(normal_float_tensor));
+  visit("normal.Tensor_Tensor", TORCH_FN(normal_tensor_tensor));
+  visit("normal.Tensor_float_out", TORCH_FN(normal_tensor_float_out));
+  visit("normal.float_Tensor_out", TORCH_FN(normal_float_tensor_out));
+  visit("normal.Tensor_Tensor_out", TORCH_FN(normal_tensor_tensor_out));
   visit("log_normal_", TORCH_FN(log_normal_));
   visit("cauchy_", TORCH_FN(cauchy_));
   visit("exponential_", TORCH_FN(exponential_));

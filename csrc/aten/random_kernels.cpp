@@ -80,8 +80,9 @@ void fill_from(const Tensor& self, size_t words_per_element, const RandomStream&
 /// Real numbers: drawn in double for float64, else in float and rounded. `draw` is generic in the type of its buffer.
 template <class Draw>
 Tensor& fill_reals(const char* name, Tensor& self, const RandomStream& stream, Draw draw) {
+  TORCH_CHECK_NOT_IMPLEMENTED(at::isFloatingType(self.scalar_type()), "\"", name, "\" not implemented for '", toString(self.scalar_type()), "'");
   return fill_in_order(self, [&](const Tensor& out) {
-    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, out.scalar_type(), name, [&] {
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, out.scalar_type(), "random real", [&] {
       using Real = std::conditional_t<std::is_same_v<scalar_t, double>, double, float>;
       fill_from<Real, scalar_t>(out, sizeof(Real) / sizeof(uint32_t), stream, draw);
     });
@@ -239,7 +240,7 @@ struct KeyedIndex {
 
 /// Sorts by key, then index. The keys are uniform, so one pass into buckets of about 16 by their top bits leaves little to do.
 void sort_uniform(std::vector<KeyedIndex>& items) {
-  const int bits = std::max(0, std::bit_width(items.size()) - 4);
+  const int bits = std::max(0, int(std::bit_width(items.size())) - 4);
   if (bits == 0) return std::sort(items.begin(), items.end());
   const auto bucket = [shift = 64 - bits](const KeyedIndex& item) { return item.key >> shift; };
   std::vector<size_t> start((size_t{1} << bits) + 1);
@@ -270,7 +271,7 @@ void check_probabilities(const Tensor& weights) {
   const auto [low, high] = at::aminmax(weights);
   const bool valid = low.item<double>() >= 0 && high.item<double>() < std::numeric_limits<double>::infinity();
   TORCH_CHECK(valid, "probability tensor contains either `inf`, `nan` or element < 0");
-  TORCH_CHECK((weights.sum(-1) > 0).all().item<bool>(), "invalid multinomial distribution (sum of probabilities <= 0)");
+  TORCH_CHECK(weights.sum(-1).gt(0).all().item<bool>(), "invalid multinomial distribution (sum of probabilities <= 0)");
 }
 
 /// Rows of `self` are weights. With replacement: inversion of the running sum. Without: the largest weight / exponential win.
