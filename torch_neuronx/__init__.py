@@ -3,8 +3,8 @@
 ``import torch`` is enough: PyTorch calls :func:`_autoload` through an entry point, and ``torch.neuron`` is this package. Everything
 public is listed in ``torch_neuronx/_surface.py``.
 
-Importing this package does not import PyTorch while PyTorch is going to load it anyway, so that ``python -m torch_neuronx.diagnose`` can look at a broken
-installation.
+Importing this package does not import PyTorch while PyTorch is going to load it anyway, so that ``python -m torch_neuronx.diagnose`` can
+look at a broken installation.
 """
 
 from __future__ import annotations

@@ -92,7 +92,8 @@ class device_of(device):
 class DeviceProperties:
     """Facts about one logical NeuronCore.
 
-    ``name`` is the generation that scripts look for (``"trn2"``) and says ``(emulated)`` when it is; ``architecture`` is the generation alone.
+    ``name`` is the generation that scripts look for (``"trn2"``) and says ``(emulated)`` when it is; ``architecture`` is the generation
+    alone.
     """
 
     name: str
@@ -131,4 +132,3 @@ def synchronize(device: Any = None) -> None:
 def is_bf16_supported(including_emulation: bool = True) -> bool:
     """True: every NeuronCore computes in bfloat16."""
     return True
-

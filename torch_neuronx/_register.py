@@ -20,8 +20,9 @@ def register(package: ModuleType) -> None:
     """Makes ``package`` the module of device ``neuron``. Never raises."""
     global _failure
     try:
-        from torch_neuronx import _surface
+        from torch_neuronx import _C, _surface
 
+        _C._register_front_end()
         for name in _surface.__all__:
             setattr(package, name, getattr(_surface, name))
     except Exception as error:

@@ -26,7 +26,9 @@ def _get_device_index(device: Any, optional: bool = False, allow_cpu: bool = Fal
         device = device.index
     if device is None:
         if not optional:
-            raise ValueError(f"Expected a torch.device with a specified index or an integer, as in 'neuron:0', but got: {DEVICE} without an index")
+            raise ValueError(
+                f"Expected a torch.device with a specified index or an integer, as in 'neuron:0', but got: {DEVICE} without an index"
+            )
         return int(_C._current_device())
     if isinstance(device, bool) or not isinstance(device, int):
         raise TypeError(f"Expected an int, a str such as 'neuron:0', a torch.device or None, but got {type(device).__name__}")

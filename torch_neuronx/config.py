@@ -1,7 +1,7 @@
 """The environment variables that TorchNeuron reads, in one table. Imports nothing of PyTorch.
 
-The C++ side (csrc/runtime/settings.cpp) reads them, once per process, and refuses bad values at the first use of the device; this table is their documentation and what
-``python -m torch_neuronx.diagnose`` checks.
+The C++ side (csrc/runtime/settings.cpp) reads them, once per process, and refuses bad values at the first use of the device; this table
+is their documentation and what ``python -m torch_neuronx.diagnose`` checks.
 """
 
 from __future__ import annotations
@@ -54,9 +54,19 @@ def _variable(name: str, rule: tuple[str, Callable[[str], bool]], default: str, 
 _SIZE = _pattern("a number of bytes, alone or with K, M, G or T, as in 512M or 2G", _BYTES)
 
 VARIABLES = (
-    _variable("TORCH_NEURONX_TARGET", _word("auto", "emulated", "trainium"), "auto", "where the device runs; auto: on a chip if there is one, else emulated"),
+    _variable(
+        "TORCH_NEURONX_TARGET",
+        _word("auto", "emulated", "trainium"),
+        "auto",
+        "where the device runs; auto: on a chip if there is one, else emulated",
+    ),
     _variable("TORCH_NEURONX_EMULATED_INSTANCE", _word(*INSTANCES), "trn2.3xlarge", "the machine that is emulated"),
-    _variable("NEURON_RT_VISIBLE_CORES", _pattern("core numbers and ranges, as in 0, 0-3 or 0,2", _CORES), "all", "logical cores of this process; wins over NEURON_RT_NUM_CORES"),
+    _variable(
+        "NEURON_RT_VISIBLE_CORES",
+        _pattern("core numbers and ranges, as in 0, 0-3 or 0,2", _CORES),
+        "all",
+        "logical cores of this process; wins over NEURON_RT_NUM_CORES",
+    ),
     _variable("NEURON_RT_NUM_CORES", _integer(0, 1 << 16), "0", "number of logical cores of this process; 0: all"),
     _variable("NEURON_LOGICAL_NC_CONFIG", _word("1", "2"), "2", "physical cores behind a logical one (LNC)"),
     _variable("TORCH_NEURONX_FALLBACK", _word("error", "warn", "allow"), "warn", "what happens to a call that has no kernel on the device"),
@@ -73,20 +83,25 @@ VARIABLES = (
         "tuning of the caching allocator against fragmentation",
     ),
     _variable("TORCH_NEURONX_EAGER_CACHE_SIZE", _integer(1, 1 << 30), "16384", "Programs kept in the eager cache"),
-    _variable("NEURON_EAGER_MODEL_CACHE_SIZE", _integer(1, 1 << 30), "16384", "the same under AWS's name; TORCH_NEURONX_EAGER_CACHE_SIZE wins"),
+    _variable(
+        "NEURON_EAGER_MODEL_CACHE_SIZE", _integer(1, 1 << 30), "16384", "the same under AWS's name; TORCH_NEURONX_EAGER_CACHE_SIZE wins"
+    ),
     _variable("TORCH_NEURONX_QUEUE_SIZE", _integer(1 << 10, 1 << 30), "131072", "64-bit words in the queue of a stream"),
 )
 
 # Names of AWS's torch-neuronx that have no meaning here (yet): accepted and ignored.
 IGNORED = frozenset(
     """
-    TORCH_NEURONX_DEBUG_DIR TORCH_NEURONX_PRESERVE_COMPILATION_ARTIFACTS TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION TORCH_NEURONX_COMPLEX_DECOMPOSE
-    TORCH_NEURONX_DYNAMO_DISABLE_CPU_AUTOCOPY TORCH_NEURONX_RETAIN_DEVICE_MODE TORCH_NEURONX_FALLBACK_ONLY_FOR_UNIMPLEMENTED_OPS
-    TORCH_NEURONX_DISABLE_NEFF_CACHE TORCH_NEURONX_LOG_LEVEL TORCH_NEURONX_DYNAMO_BACKEND_ONLY TORCH_NEURONX_ENABLE_STABLEHLO TORCH_NEURONX_MLIR_ATEN_OPS
-    TORCH_NEURONX_NEFF_CACHE_DIR TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR TORCH_NEURONX_HLO_CACHE_DIR TORCH_NEURONX_ENABLE_ASYNC_NRT
-    TORCH_NEURONX_ENABLE_CONCATENATION TORCH_NEURONX_CONCATENATION_QUEUE_LOW_THRESHOLD TORCH_NEURONX_ENABLE_PROLOGUE TORCH_NEURONX_ENABLE_NKI_SDPA
-    TORCH_NEURONX_ATEN_GMM_ALIGN TORCH_NEURONX_EMBEDDING_BWD_NKI_THRESHOLD TORCH_NEURONX_DUMP TORCH_NEURONX_SPMD_DISABLE TORCH_NEURONX_METRICS_ENABLED
-    TORCH_NEURONX_ENABLED_METRIC_TABLES TORCH_NEURONX_METRICS_DIR TORCH_NEURONX_ENABLE_HOST_CC
+    TORCH_NEURONX_DEBUG_DIR TORCH_NEURONX_PRESERVE_COMPILATION_ARTIFACTS TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION
+    TORCH_NEURONX_COMPLEX_DECOMPOSE TORCH_NEURONX_DYNAMO_DISABLE_CPU_AUTOCOPY TORCH_NEURONX_RETAIN_DEVICE_MODE
+    TORCH_NEURONX_FALLBACK_ONLY_FOR_UNIMPLEMENTED_OPS TORCH_NEURONX_DISABLE_NEFF_CACHE TORCH_NEURONX_LOG_LEVEL
+    TORCH_NEURONX_DYNAMO_BACKEND_ONLY TORCH_NEURONX_ENABLE_STABLEHLO TORCH_NEURONX_MLIR_ATEN_OPS
+    TORCH_NEURONX_NEFF_CACHE_DIR TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR TORCH_NEURONX_HLO_CACHE_DIR
+    TORCH_NEURONX_ENABLE_ASYNC_NRT TORCH_NEURONX_ENABLE_CONCATENATION TORCH_NEURONX_CONCATENATION_QUEUE_LOW_THRESHOLD
+    TORCH_NEURONX_ENABLE_PROLOGUE TORCH_NEURONX_ENABLE_NKI_SDPA TORCH_NEURONX_ATEN_GMM_ALIGN
+    TORCH_NEURONX_EMBEDDING_BWD_NKI_THRESHOLD TORCH_NEURONX_DUMP TORCH_NEURONX_SPMD_DISABLE
+    TORCH_NEURONX_METRICS_ENABLED TORCH_NEURONX_ENABLED_METRIC_TABLES TORCH_NEURONX_METRICS_DIR
+    TORCH_NEURONX_ENABLE_HOST_CC
     """.split()
 )
 

@@ -1,7 +1,7 @@
 """``python -m torch_neuronx.diagnose``: looks at an installation and says what to do.
 
-It reads files, metadata and the environment, and imports neither PyTorch nor the extension, so it works when they do not. ``--load`` adds a trial run in a
-process of its own. Exit status: 0 when nothing is wrong, 1 when something is, 2 for wrong arguments.
+It reads files, metadata and the environment, and imports neither PyTorch nor the extension, so it works when they do not. ``--load``
+adds a trial run in a process of its own. Exit status: 0 when nothing is wrong, 1 when something is, 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -67,16 +67,31 @@ def _other_product() -> Check | None:
         version = importlib.metadata.version("torch-neuronx")
     except importlib.metadata.PackageNotFoundError:
         return None
-    return Check("torch-neuronx", "problem", f"AWS's torch-neuronx {version} is installed too", "Both are imported as torch_neuronx: uninstall one, or use two environments.")
+    return Check(
+        "torch-neuronx",
+        "problem",
+        f"AWS's torch-neuronx {version} is installed too",
+        "Both are imported as torch_neuronx: uninstall one, or use two environments.",
+    )
 
 
 def _entry_point() -> Check:
     wanted = "torch_neuronx:_autoload"
     found = [f"{entry.name} = {entry.value}" for entry in importlib.metadata.entry_points(group="torch.backends")]
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
-        return Check("autoload", "note", "switched off by TORCH_DEVICE_BACKEND_AUTOLOAD=0", "Unset it, or write `import torch_neuronx` after `import torch`.")
+        return Check(
+            "autoload",
+            "note",
+            "switched off by TORCH_DEVICE_BACKEND_AUTOLOAD=0",
+            "Unset it, or write `import torch_neuronx` after `import torch`.",
+        )
     if not any(entry.endswith(wanted) for entry in found):
-        return Check("autoload", "problem", "no entry point torch.backends -> " + wanted, "The package is not installed, only importable: run `make setup`, or `pip install` it.")
+        return Check(
+            "autoload",
+            "problem",
+            "no entry point torch.backends -> " + wanted,
+            "The package is not installed, only importable: run `make setup`, or `pip install` it.",
+        )
     others = [entry for entry in found if not entry.endswith(wanted)]
     if others:
         return Check("autoload", "note", "; ".join(found), "Other backends load too; only one of them can own PyTorch's PrivateUse1 slot.")
@@ -109,13 +124,28 @@ def _chip() -> Check:
     if devices:
         runtime = [place for place in _runtime_places() if (Path(place) / "libnrt.so.1").exists()]
         if not runtime:
-            return Check("chip", "problem", f"{len(devices)} Neuron devices, but no libnrt.so.1", "Install aws-neuronx-runtime-lib, or put its folder into LD_LIBRARY_PATH.")
+            return Check(
+                "chip",
+                "problem",
+                f"{len(devices)} Neuron devices, but no libnrt.so.1",
+                "Install aws-neuronx-runtime-lib, or put its folder into LD_LIBRARY_PATH.",
+            )
         unreadable = [device for device in devices if not os.access(device, os.R_OK | os.W_OK)]
         if unreadable:
-            return Check("chip", "problem", f"no permission for {unreadable[0]}", "Add the user to the group that owns it, or give the container the device.")
+            return Check(
+                "chip",
+                "problem",
+                f"no permission for {unreadable[0]}",
+                "Add the user to the group that owns it, or give the container the device.",
+            )
         return Check("chip", "ok", f"{len(devices)} Neuron devices, runtime in {runtime[0]}")
     if target == "trainium":
-        return Check("chip", "problem", "TORCH_NEURONX_TARGET=trainium, but there is no /dev/neuron0", "Install aws-neuronx-dkms on a Trainium host, or unset TORCH_NEURONX_TARGET to emulate.")
+        return Check(
+            "chip",
+            "problem",
+            "TORCH_NEURONX_TARGET=trainium, but there is no /dev/neuron0",
+            "Install aws-neuronx-dkms on a Trainium host, or unset TORCH_NEURONX_TARGET to emulate.",
+        )
     return Check("chip", "ok", "none; the device is emulated")
 
 
@@ -145,7 +175,12 @@ def _trial() -> Check:
     try:
         run = subprocess.run([sys.executable, "-c", _TRIAL], env=environment, capture_output=True, text=True, timeout=120)
     except subprocess.TimeoutExpired:
-        return Check("trial", "problem", "an addition on the device did not end within 120 s", "Run it under `py-spy dump` or gdb to see where it waits.")
+        return Check(
+            "trial",
+            "problem",
+            "an addition on the device did not end within 120 s",
+            "Run it under `py-spy dump` or gdb to see where it waits.",
+        )
     if run.returncode == 0:
         return Check("trial", "ok", f"an addition on {run.stdout.strip()}")
     last = (run.stderr.strip().splitlines() or [f"exit status {run.returncode}"])[-1]
@@ -176,7 +211,9 @@ def _text(checks: list[Check]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the checks, prints them and gives the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m torch_neuronx.diagnose", description="Check this TorchNeuron installation and say what to do.")
+    parser = argparse.ArgumentParser(
+        prog="python -m torch_neuronx.diagnose", description="Check this TorchNeuron installation and say what to do."
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument("--load", action="store_true", help="also run an addition on the device, in a process of its own")
     options = parser.parse_args(arguments)

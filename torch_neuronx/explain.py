@@ -24,8 +24,9 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """The counters as plain dicts, lists, strings and ints (a copy).
 
-        ``ops``: ``{name: {"calls", "hits", "misses", "inline"}}``. ``misses``: list of ``{"op", "reason"}``. ``syncs``: list of ``{"why", "site"}``.
-        ``fallbacks``: list of ``{"op", "reason", "site"}``. ``bytes``: ``{"h2d", "d2h", "d2d"}``. ``launches``: int.
+        ``ops``: ``{name: {"calls", "hits", "misses", "inline"}}``; ``misses``: list of ``{"op", "reason"}``;
+        ``syncs``: list of ``{"why", "site"}``; ``fallbacks``: list of ``{"op", "reason", "site"}``;
+        ``bytes``: ``{"h2d", "d2h", "d2d"}``; ``launches``: int.
         """
         return copy.deepcopy(self._counters)
 
@@ -65,13 +66,15 @@ class Report:
             f"  cache            {self.hits} hits, {self.misses} misses, {self._total('inline')} inline",
             f"  host waits       {self.syncs}",
             f"  fallbacks        {self.fallbacks}",
-            f"  bytes moved      host to device {_size(moved['h2d'])}, device to host {_size(moved['d2h'])}, on the device {_size(moved['d2d'])}",
+            f"  bytes moved      {_size(moved['h2d'])} to the device, {_size(moved['d2h'])} to the host, {_size(moved['d2d'])} on it",
         ]
         calls = sorted(self._counters["ops"].items(), key=lambda item: (-item[1]["calls"], item[0]))
         lines += _table("operators", [(op["calls"], name) for name, op in calls])
         lines += _table("cache misses", _counted(f"{miss['op']}: {miss['reason']}" for miss in self._counters["misses"]))
         lines += _table("host waits", _counted(_at(sync["why"], sync) for sync in self._counters["syncs"]))
-        lines += _table("fallbacks to the host", _counted(_at(f"{item['op']}: {item['reason']}", item) for item in self._counters["fallbacks"]))
+        lines += _table(
+            "fallbacks to the host", _counted(_at(f"{item['op']}: {item['reason']}", item) for item in self._counters["fallbacks"])
+        )
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -79,7 +82,7 @@ class Report:
 
 
 def _size(count: int) -> str:
-    """"1.5 MiB": a number of bytes for people."""
+    """ "1.5 MiB": a number of bytes for people."""
     value = float(count)
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:
@@ -106,6 +109,24 @@ def _table(title: str, rows: list[tuple[int, str]]) -> list[str]:
     return lines
 
 
+def _between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """What a block added: the C++ counters run from the start of the process, its notes only while they are asked for."""
+    ops = {}
+    for name, op in after["ops"].items():
+        earlier = before["ops"].get(name, {})
+        added = {field: count - earlier.get(field, 0) for field, count in op.items()}
+        if any(added.values()):
+            ops[name] = added
+    return {
+        "ops": ops,
+        "misses": after["misses"],
+        "syncs": after["syncs"],
+        "fallbacks": after["fallbacks"],
+        "bytes": {way: count - before["bytes"][way] for way, count in after["bytes"].items()},
+        "launches": after["launches"] - before["launches"],
+    }
+
+
 class explain:
     """Counts what the device does inside a ``with`` block.
 
@@ -115,39 +136,32 @@ class explain:
     >>> assert report.fallbacks == 0
 
     Args:
-        sites: record the Python line of each host wait and fallback (default: yes; it costs time only where one happens).
+        sites: record the Python line of each cache miss, host wait and fallback (default: yes; it costs time only where one happens).
 
-    The report is complete when the block ends. Blocks do not nest: RuntimeError.
+    The report is empty until the block ends. One block at a time in a process: RuntimeError.
     """
 
     _open: explain | None = None
 
     def __init__(self, sites: bool = True):
         self._sites = sites
-        self._report: Report | None = None
+        self._report = Report(_NOTHING)
+        self._before = _NOTHING
 
-    def __enter__(self) -> _Pending:
+    def __enter__(self) -> Report:
         if explain._open is not None:
             raise RuntimeError("torch.neuron.explain() is already counting; blocks do not nest. Leave the outer block first.")
-        _C._explain_begin(self._sites)
         explain._open = self
-        self._report = _Pending()
+        self._before = _C._counters()
+        _C._explain_begin(self._sites)
         return self._report
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         explain._open = None
-        assert self._report is not None
-        self._report._counters = _C._explain_end()
+        self._report._counters = _between(self._before, _C._explain_end())
 
 
-class _Pending(Report):
-    """A report whose block is still running."""
-
-    def __init__(self) -> None:
-        super().__init__(_EMPTY)
-
-
-_EMPTY: dict[str, Any] = {"ops": {}, "misses": [], "syncs": [], "fallbacks": [], "bytes": {"h2d": 0, "d2h": 0, "d2d": 0}, "launches": 0}
+_NOTHING: dict[str, Any] = {"ops": {}, "misses": [], "syncs": [], "fallbacks": [], "bytes": {"h2d": 0, "d2h": 0, "d2d": 0}, "launches": 0}
 
 # What the process had counted when clear_op_tracking() was called last.
 _executed_before: dict[str, int] = {}
@@ -159,7 +173,7 @@ def _executed() -> dict[str, int]:
 
 
 def _fallen_back() -> dict[str, int]:
-    return dict(Counter(item["op"] for item in _C._counters()["fallbacks"]))
+    return _C._counters()["fallback_ops"]
 
 
 def _names_since(now: dict[str, int], before: dict[str, int]) -> list[str]:

@@ -20,9 +20,12 @@ TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::m
 
 /// Refused on CUDA too: a float16 or bfloat16 probability near 0 or 1 has no logarithm worth having.
 at::Tensor refuse_binary_cross_entropy(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, int64_t) {
-  TORCH_CHECK(false, "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast. Many models use a sigmoid layer right before the "
-              "binary cross entropy layer. In this case, combine the two layers using torch.nn.functional.binary_cross_entropy_with_logits or "
-              "torch.nn.BCEWithLogitsLoss, which are safe to autocast.");
+  TORCH_CHECK(
+      false,
+      "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast. Many models use a sigmoid layer right before "
+      "the "
+      "binary cross entropy layer. In this case, combine the two layers using torch.nn.functional.binary_cross_entropy_with_logits or "
+      "torch.nn.BCEWithLogitsLoss, which are safe to autocast.");
 }
 
 // The lists are PyTorch's own, so they are CUDA's.

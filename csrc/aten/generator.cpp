@@ -55,8 +55,8 @@ c10::intrusive_ptr<c10::TensorImpl> NeuronGenerator::get_state() const {
 void NeuronGenerator::set_state(const c10::TensorImpl& new_state) {
   at::detail::check_rng_state(new_state);
   const int64_t bytes = new_state.numel();
-  TORCH_CHECK(bytes == kStateBytes || bytes == kSeedBytes, "RNG state is wrong size: a neuron generator's state has ", kStateBytes, " bytes (seed, offset), but got ",
-              bytes, ".");
+  TORCH_CHECK(bytes == kStateBytes || bytes == kSeedBytes, "RNG state is wrong size: a neuron generator's state has ", kStateBytes,
+              " bytes (seed, offset), but got ", bytes, ".");
   const auto* data = static_cast<const uint8_t*>(new_state.data());
   uint64_t seed = 0;
   uint64_t offset = 0;
@@ -96,15 +96,17 @@ const at::Generator& default_generator(int device) {
   static auto* generators = new std::array<at::Generator, kMaxDevices>();
   static auto* made = new std::array<std::once_flag, kMaxDevices>();
   check_device(device);
-  std::call_once((*made)[device], [device] { (*generators)[device] = at::make_generator<NeuronGenerator>(static_cast<c10::DeviceIndex>(device)); });
+  std::call_once((*made)[device],
+                 [device] { (*generators)[device] = at::make_generator<NeuronGenerator>(static_cast<c10::DeviceIndex>(device)); });
   return (*generators)[device];
 }
 
 NeuronGenerator* generator_or_default(const std::optional<at::Generator>& generator, int device) {
   if (!generator || !generator->defined()) return default_generator(device).get<NeuronGenerator>();
-  TORCH_CHECK(generator->device().type() == c10::kPrivateUse1, "Expected a 'neuron' device type for generator but found '", generator->device().type(),
-              "'. Make one with torch.Generator(device=\"neuron\").");
-  TORCH_CHECK(generator->device().index() == device, "Expected a generator on neuron:", device, " but found one on ", generator->device(), ".");
+  TORCH_CHECK(generator->device().type() == c10::kPrivateUse1, "Expected a 'neuron' device type for generator but found '",
+              generator->device().type(), "'. Make one with torch.Generator(device=\"neuron\").");
+  TORCH_CHECK(generator->device().index() == device, "Expected a generator on neuron:", device, " but found one on ", generator->device(),
+              ".");
   return generator->get<NeuronGenerator>();
 }
 

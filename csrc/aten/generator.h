@@ -1,8 +1,9 @@
 // The random generator of a device: Philox4x32-10, counter based.
 //
 // Note [Philox]
-// A random op draws `n` words by taking the range [offset, offset + n) of the stream of words that `seed` defines; which element gets which word is the op's
-// affair (csrc/aten/random), so a result depends on seed, offset and element index and on nothing else: not on threads, tiles or fusion.
+// A random op draws `n` words by taking the range [offset, offset + n) of the stream of words that `seed` defines; which element gets which
+// word is the op's affair (csrc/aten/random), so a result depends on seed, offset and element index and on nothing else: not on threads,
+// tiles or fusion.
 #pragma once
 
 #include <ATen/core/Generator.h>

@@ -86,9 +86,7 @@ int index_of(c10::Device device) { return device.has_index() ? device.index() : 
 
 }  // namespace
 
-c10::DeviceIndex visible_devices() noexcept {
-  return static_cast<c10::DeviceIndex>(std::min(device_count(), kMaxDevices));
-}
+c10::DeviceIndex visible_devices() noexcept { return static_cast<c10::DeviceIndex>(std::min(device_count(), kMaxDevices)); }
 
 void check_device(int64_t device) {
   const int count = visible_devices();
@@ -121,7 +119,8 @@ Stream* stream_of(c10::Stream stream) {
   TORCH_CHECK(stream.device_type() == c10::kPrivateUse1, "Expected a stream of a neuron device, but got ", stream, ".");
   check_device(stream.device_index());
   TORCH_CHECK(valid_id(stream.id()), "Unknown stream id ", stream.id(), " on neuron:", static_cast<int>(stream.device_index()),
-              ". A stream comes from torch.neuron.Stream(), current_stream() or default_stream(); it cannot be made from another backend's handle.");
+              ". A stream comes from torch.neuron.Stream(), current_stream() or default_stream(); it cannot be made from another backend's "
+              "handle.");
   return find_or_make(stream.device_index(), stream.id());
 }
 
@@ -146,7 +145,8 @@ void synchronize_device(int device) {
 bool in_bad_fork() noexcept { return bad_fork.load(std::memory_order_relaxed); }
 
 void check_fork() {
-  TORCH_CHECK(!in_bad_fork(), "Cannot use neuron in a forked subprocess: the parent process had used the device before the fork. To use neuron with "
+  TORCH_CHECK(!in_bad_fork(),
+              "Cannot use neuron in a forked subprocess: the parent process had used the device before the fork. To use neuron with "
               "multiprocessing, use the 'spawn' start method (torch.multiprocessing.set_start_method(\"spawn\"), or "
               "DataLoader(multiprocessing_context=\"spawn\")), or fork before the first use of the device.");
 }
@@ -205,9 +205,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return make_c10(index, 0);
   }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool high) const override { return from_pool(index_of(device), high); }
-  c10::Stream getNewStream(c10::Device device, int priority) const override {
-    return from_pool(index_of(device), priority < 0);
-  }
+  c10::Stream getNewStream(c10::Device device, int priority) const override { return from_pool(index_of(device), priority < 0); }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     const c10::Stream previous = getStream(stream.device());
     thread_state.streams[stream.device_index()] = stream.id() == 0 ? nullptr : stream_of(stream);
@@ -246,15 +244,17 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     const auto& first = recorded(start);
     const auto& second = recorded(end);
     TORCH_CHECK(first.event.timing() && second.event.timing(), "Both events must be created with argument 'enable_timing=True'.");
-    TORCH_CHECK(first.device == second.device, "Both events must be recorded on the same device, but they are on neuron:", first.device, " and neuron:",
-                second.device, ".");
+    TORCH_CHECK(first.device == second.device, "Both events must be recorded on the same device, but they are on neuron:", first.device,
+                " and neuron:", second.device, ".");
     TORCH_CHECK(first.event.time_ns() && second.event.time_ns(), "Both events must be completed before calculating elapsed time.");
     return static_cast<double>(second.event.time_ns() - first.event.time_ns()) * 1e-6;
   }
 
  private:
   static c10::Device make_device(int index) { return c10::Device(c10::kPrivateUse1, static_cast<c10::DeviceIndex>(index)); }
-  static void check_type(c10::Device device) { TORCH_CHECK(device.type() == c10::kPrivateUse1, "Expected a neuron device, but got ", device, "."); }
+  static void check_type(c10::Device device) {
+    TORCH_CHECK(device.type() == c10::kPrivateUse1, "Expected a neuron device, but got ", device, ".");
+  }
 };
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);

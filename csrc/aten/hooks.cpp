@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "csrc/aten/allocator.h"
 #include "csrc/aten/generator.h"
 #include "csrc/aten/guard.h"
 #include "csrc/aten/host_allocator.h"
@@ -34,21 +35,23 @@ c10::DeviceIndex Hooks::getCurrentDevice() const { return static_cast<c10::Devic
 
 c10::DeviceIndex Hooks::exchangeDevice(c10::DeviceIndex device) const { return static_cast<c10::DeviceIndex>(exchange_device(device)); }
 
-c10::DeviceIndex Hooks::maybeExchangeDevice(c10::DeviceIndex device) const { return device < 0 ? getCurrentDevice() : exchangeDevice(device); }
+c10::DeviceIndex Hooks::maybeExchangeDevice(c10::DeviceIndex device) const {
+  return device < 0 ? getCurrentDevice() : exchangeDevice(device);
+}
 
 c10::Device Hooks::getDeviceFromPtr(void* data) const {
-  if (target_is_open()) {
-    for (c10::DeviceIndex device = 0; device < visible_devices(); ++device)
-      if (target().memory(device).contains(data)) return c10::Device(c10::kPrivateUse1, device);
-  }
-  TORCH_CHECK(false, "The pointer ", data, " does not point to neuron device memory.");
+  const int device = NeuronAllocator::device_of(data);
+  TORCH_CHECK(device >= 0, "The pointer ", data, " does not point to neuron device memory.");
+  return c10::Device(c10::kPrivateUse1, static_cast<c10::DeviceIndex>(device));
 }
 
 bool Hooks::isPinnedPtr(const void* data) const { return is_pinned(data); }
 
 c10::Allocator* Hooks::getPinnedMemoryAllocator() const { return at::getHostAllocator(c10::kPrivateUse1); }
 
-const at::Generator& Hooks::getDefaultGenerator(c10::DeviceIndex device) const { return default_generator(device < 0 ? current_device() : device); }
+const at::Generator& Hooks::getDefaultGenerator(c10::DeviceIndex device) const {
+  return default_generator(device < 0 ? current_device() : device);
+}
 
 at::Generator Hooks::getNewGenerator(c10::DeviceIndex device) const {
   const int index = device < 0 ? current_device() : device;

@@ -25,18 +25,24 @@ const c10::impl::DeviceGuardImplInterface& guard() { return *c10::impl::getDevic
 }  // namespace
 
 void bind_stream(py::module_& m) {
-  m.def("_current_stream", torch::wrap_pybind_function([](int device) { return packed(guard().getStream(device_of(device))); }), py::arg("device"));
-  m.def("_default_stream", torch::wrap_pybind_function([](int device) { return packed(guard().getDefaultStream(device_of(device))); }), py::arg("device"));
+  m.def("_current_stream", torch::wrap_pybind_function([](int device) { return packed(guard().getStream(device_of(device))); }),
+        py::arg("device"));
+  m.def("_default_stream", torch::wrap_pybind_function([](int device) { return packed(guard().getDefaultStream(device_of(device))); }),
+        py::arg("device"));
   m.def("_set_stream", torch::wrap_pybind_function([](int64_t id, int64_t device_index, int64_t device_type) {
-          guard().exchangeStream(c10::Stream::unpack3(id, static_cast<c10::DeviceIndex>(device_index), static_cast<c10::DeviceType>(device_type)));
+          guard().exchangeStream(
+              c10::Stream::unpack3(id, static_cast<c10::DeviceIndex>(device_index), static_cast<c10::DeviceType>(device_type)));
         }),
         py::arg("stream_id"), py::arg("device_index"), py::arg("device_type"), "Makes a stream its device's current one on this thread.");
-  m.def("_check_stream", torch::wrap_pybind_function([](int64_t id, int64_t device_index, int64_t device_type) {
-          neuron::stream_of(c10::Stream::unpack3(id, static_cast<c10::DeviceIndex>(device_index), static_cast<c10::DeviceType>(device_type)));
-        }),
-        py::arg("stream_id"), py::arg("device_index"), py::arg("device_type"), "Raises RuntimeError when no such stream was given out.");
+  m.def(
+      "_check_stream", torch::wrap_pybind_function([](int64_t id, int64_t device_index, int64_t device_type) {
+        neuron::stream_of(c10::Stream::unpack3(id, static_cast<c10::DeviceIndex>(device_index), static_cast<c10::DeviceType>(device_type)));
+      }),
+      py::arg("stream_id"), py::arg("device_index"), py::arg("device_type"), "Raises RuntimeError when no such stream was given out.");
   m.def("_stream_priority", torch::wrap_pybind_function([](int64_t id, int64_t device_index, int64_t device_type) {
-          return neuron::stream_of(c10::Stream::unpack3(id, static_cast<c10::DeviceIndex>(device_index), static_cast<c10::DeviceType>(device_type)))->priority;
+          return neuron::stream_of(
+                     c10::Stream::unpack3(id, static_cast<c10::DeviceIndex>(device_index), static_cast<c10::DeviceType>(device_type)))
+              ->priority;
         }),
         py::arg("stream_id"), py::arg("device_index"), py::arg("device_type"));
   m.def("_priority_range", [] { return std::make_tuple(neuron::kLowestPriority, neuron::kHighestPriority); });
