@@ -112,8 +112,11 @@ class DeviceCache {
   /// Bytes in live blocks, and in segments. Cheap.
   std::pair<int64_t, int64_t> usage();
 
+  /// See History.
+  void record(bool enabled, c10::CachingDeviceAllocator::CreateContextFn context, size_t entries, RecordContext when, bool clear);
+  std::vector<TraceEntry> recorded();
+
   Memory& memory() { return memory_; }
-  History& history() { return history_; }
   /// Held while the process forks, so that a child finds it free.
   std::mutex& mutex() { return mutex_; }
 

@@ -73,6 +73,17 @@ std::pair<int64_t, int64_t> DeviceCache::usage() {
   return {allocated_bytes_.each[0].current, reserved_bytes_.each[0].current};
 }
 
+void DeviceCache::record(bool enabled, c10::CachingDeviceAllocator::CreateContextFn context, size_t entries, RecordContext when,
+                         bool clear) {
+  Lock lock(mutex_);
+  history_.configure(enabled, context, entries, when, clear);
+}
+
+std::vector<TraceEntry> DeviceCache::recorded() {
+  Lock lock(mutex_);
+  return history_.entries();
+}
+
 std::vector<SegmentInfo> DeviceCache::snapshot() {
   Lock lock(mutex_);
   std::vector<SegmentInfo> result;
