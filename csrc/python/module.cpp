@@ -43,4 +43,6 @@ PYBIND11_MODULE(_C, m) {
   bind_device(m);
   bind_stream(m);
   bind_random(m);
+  bind_memory(m);
+  bind_explain(m);
 }
