@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "csrc/runtime/emulated/instance.h"
+#include "csrc/runtime/emulated/stream.h"
 
 namespace neuron::emulated {
 

@@ -29,7 +29,4 @@ class EmulatedTarget final : public Target {
 /// Opens the devices that `settings` select. Throws c10::Error.
 std::unique_ptr<Target> open_target(const Settings& settings);
 
-/// Makes a stream that lives as long as the process (stream.cpp).
-Stream* make_emulated_stream(int device, int64_t id, int priority);
-
 }  // namespace neuron::emulated
