@@ -1,0 +1,195 @@
+"""Compares one op and dtype on ``neuron`` with the CPU, over all its samples."""
+
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch.testing._comparison import default_tolerances
+from torch.testing._internal.common_device_type import precisionOverride, toleranceOverride
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import DecorateInfo, OpInfo, SampleInput
+from torch.utils._pytree import tree_leaves
+
+from .expectations import VALUES_ARE_UNDEFINED
+from .samples import Placement
+
+OPS: dict[str, OpInfo] = {op.full_name: op for op in op_db}
+SEED = 1
+
+
+@dataclass
+class Result:
+    """What became of a variant. ``excluded``: the CPU has no such dtype, or fails all samples itself, so it counts nowhere."""
+
+    op: str
+    dtype: str
+    status: str = "pass"  # pass | fail | excluded | crash | timeout
+    samples: int = 0
+    failed: int = 0
+    excluded: int = 0
+    gradients: int = 0
+    seconds: float = 0
+    failures: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class Outcome:
+    outputs: list[Any]
+    gradients: list[torch.Tensor | None] | None
+
+
+class CpuFailed(Exception):
+    """The CPU itself refuses this sample."""
+
+
+def tolerances(op: OpInfo, dtype: torch.dtype) -> tuple[float, float]:
+    """(rtol, atol): PyTorch's defaults, or what its tests of this op on the CPU allow when that is more."""
+    rtol, atol = default_tolerances(dtype)
+    for info in op.decorators:
+        if not isinstance(info, DecorateInfo) or info.device_type not in (None, "cpu") or (info.dtypes and dtype not in info.dtypes):
+            continue
+        for decorator in info.decorators:
+            if isinstance(decorator, toleranceOverride) and dtype in decorator.overrides:
+                rtol, atol = max(rtol, decorator.overrides[dtype].rtol), max(atol, decorator.overrides[dtype].atol)
+            elif isinstance(decorator, precisionOverride) and dtype in decorator.d:
+                atol = max(atol, decorator.d[dtype])
+    return rtol, atol
+
+
+def cotangents(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same for every device: drawn on the CPU."""
+    generator = torch.Generator().manual_seed(SEED)
+    drawn = [torch.randn(out.shape, dtype=out.dtype, generator=generator) for out in outputs]
+    return [value.to(out.device) for value, out in zip(drawn, outputs, strict=True)]
+
+
+def run(op: OpInfo, sample: SampleInput, device: str, seed: int = SEED) -> Outcome:
+    """Forward on copies of the sample's inputs, and the gradients of those that require them."""
+    place = Placement(device)
+    value, args, kwargs = place(sample.input), place(sample.args), place(sample.kwargs)
+    torch.manual_seed(seed)
+    result = op(value, *args, **kwargs)
+    outputs = tree_leaves(result)
+    leaves = [tensor for tensor in place.tensors if tensor.requires_grad]
+    if not leaves:
+        return Outcome(outputs, None)
+    differentiable = [out for out in tree_leaves(sample.output_process_fn_grad(result)) if isinstance(out, torch.Tensor) and out.requires_grad]
+    if not differentiable:
+        return Outcome(outputs, None)
+    return Outcome(outputs, list(torch.autograd.grad(differentiable, leaves, cotangents(differentiable), allow_unused=True)))
+
+
+def run_on_cpu(op: OpInfo, sample: SampleInput, seed: int = SEED) -> Outcome:
+    try:
+        return run(op, sample, "cpu", seed)
+    except Exception as error:
+        raise CpuFailed(str(error)) from error
+
+
+def compare_leaf(actual: Any, expected: Any, limits: Callable[[torch.dtype], tuple[float, float]], values: bool) -> None:
+    if isinstance(expected, torch.Tensor):
+        assert isinstance(actual, torch.Tensor), f"{actual!r}, expected a tensor"
+        assert actual.device.type == "neuron", f"result on {actual.device}"
+        assert (actual.dtype, actual.shape, actual.layout) == (expected.dtype, expected.shape, expected.layout), (
+            f"{actual.dtype} {tuple(actual.shape)} {actual.layout}, expected {expected.dtype} {tuple(expected.shape)} {expected.layout}"
+        )
+        if values:
+            rtol, atol = limits(expected.dtype)
+            torch.testing.assert_close(actual.detach().cpu(), expected.detach(), rtol=rtol, atol=atol, equal_nan=True)
+        return
+    assert type(actual) is type(expected), f"{type(actual).__name__} {actual!r}, expected {type(expected).__name__} {expected!r}"
+    if values and isinstance(expected, (float, complex)):
+        torch.testing.assert_close(actual, expected, equal_nan=True)
+    elif values:
+        assert actual == expected, f"{actual!r}, expected {expected!r}"
+
+
+def compare(actual: list[Any], expected: list[Any], limits: Callable[[torch.dtype], tuple[float, float]], values: bool) -> None:
+    assert len(actual) == len(expected), f"{len(actual)} results, expected {len(expected)}"
+    for index, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        try:
+            compare_leaf(a, e, limits, values)
+        except AssertionError as error:
+            raise AssertionError(f"result {index}: {error}") from error
+
+
+def same(left: Outcome, right: Outcome) -> bool:
+    def equal(a: Any, b: Any) -> bool:
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+            return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
+        return bool(a == b)
+
+    return all(map(equal, left.outputs, right.outputs))
+
+
+def check_sample(op: OpInfo, sample: SampleInput, result: Result) -> None:
+    """Runs ``neuron`` twice (cache miss, cache hit). Values of a random result are not compared: it is one when the CPU's depend on the seed."""
+    expected = run_on_cpu(op, sample)
+    values = op.name not in VALUES_ARE_UNDEFINED
+    for attempt in ("first run", "second run"):
+        actual = run(op, sample, "neuron")
+        for phase, got, wanted in (("forward", actual.outputs, expected.outputs), ("gradient", actual.gradients, expected.gradients)):
+            if wanted is None:
+                continue
+            assert got is not None, f"{attempt}, {phase}: no gradient"
+            result.gradients += phase == "gradient"
+            try:
+                compare(got, wanted, lambda dtype: tolerances(op, dtype), values)
+            except AssertionError as error:
+                if values and not same(run_on_cpu(op, sample, SEED + 1), expected):
+                    values = False
+                    compare(got, wanted, lambda dtype: tolerances(op, dtype), values)
+                    continue
+                raise AssertionError(f"{attempt}, {phase}: {error}") from error
+
+
+def describe(error: BaseException) -> str:
+    text = " ".join(str(error).split())[:400]
+    where = ""
+    if not isinstance(error, AssertionError):
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/torch/" not in frame.filename]
+        where = f" [{frames[-1].name}]" if frames else ""
+    return f"{type(error).__name__}{where}: {text}"
+
+
+def meta_mismatches() -> int:
+    from torch_neuronx import _C
+
+    return int(_C._counters()["meta_mismatches"])
+
+
+def check_variant(name: str, dtype_name: str) -> Result:
+    """Checks all samples of ``name`` ("add", "div.floor_rounding"...: OpInfo.full_name) in ``dtype_name``."""
+    warnings.simplefilter("ignore")
+    op, dtype = OPS[name], getattr(torch, dtype_name)
+    result, start = Result(name, dtype_name), time.monotonic()
+    if not op.supports_dtype(dtype, "cpu"):
+        result.status = "excluded"
+        return result
+    gradients = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+    torch.manual_seed(SEED)
+    mismatches = meta_mismatches()
+    for sample in op.sample_inputs("cpu", dtype, requires_grad=gradients):
+        result.samples += 1
+        try:
+            check_sample(op, sample, result)
+        except CpuFailed:
+            result.excluded += 1
+        except Exception as error:
+            result.failed += 1
+            message = describe(error)
+            if message not in result.failures and len(result.failures) < 4:
+                result.failures.append(message)
+    mismatches = meta_mismatches() - mismatches
+    if mismatches:
+        result.failures.append(f"{mismatches} metadata mismatches")
+    result.status = "fail" if result.failed or mismatches else "excluded" if result.excluded == result.samples else "pass"
+    result.seconds = time.monotonic() - start
+    return result

@@ -1,0 +1,99 @@
+"""Worker processes: an op that crashes or hangs costs one variant, not the run."""
+
+import multiprocessing
+import os
+from collections.abc import Iterable, Iterator
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+Job = tuple[str, str]  # op, dtype
+
+
+def _serve(connection: Connection, threads: int) -> None:
+    """Body of a worker: takes (op, dtype), gives a result, until None."""
+    import torch
+
+    torch.set_num_threads(threads)
+    from .check import check_variant
+
+    connection.send("ready")
+    while (job := connection.recv()) is not None:
+        connection.send(check_variant(*job).as_dict())
+
+
+class _Worker:
+    def __init__(self, threads: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, threads), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.job: Job | None = None
+        self.ready = False
+
+    def stop(self) -> None:
+        self.connection.close()
+        self.process.join(timeout=5)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+def _lost(job: Job, status: str, detail: str) -> dict[str, Any]:
+    return {"op": job[0], "dtype": job[1], "status": status, "samples": 0, "failed": 0, "excluded": 0, "gradients": 0, "seconds": 0.0, "failures": [detail]}
+
+
+def run_all(jobs: Iterable[Job], workers: int = 2, limit: float = 120) -> Iterator[dict[str, Any]]:
+    """Yields a result for each job, in order of completion. ``limit``: seconds for one variant; a worker that exceeds it is killed and replaced.
+
+    Raises RuntimeError when a worker dies before its first job: then the device or the op table cannot even be imported.
+    """
+    os.environ.setdefault("TORCH_NEURONX_CHECK_META", "1")
+    os.environ.setdefault("TORCH_NEURONX_FALLBACK", "error")
+    pending = list(jobs)[::-1]
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    running = [_Worker(threads) for _ in range(min(workers, len(pending)))]
+    try:
+        while running:
+            for worker in _answering(running, limit):
+                message = _receive(worker)
+                if message is None and not worker.ready:
+                    raise RuntimeError("a worker died at start: run `python -c 'import torch, torch.neuron'` to see why")
+                worker.ready = True
+                if worker.job is not None:
+                    job, worker.job = worker.job, None
+                    code = worker.process.exitcode
+                    yield message if isinstance(message, dict) else _lost(job, *(("crash", f"exit code {code}") if message is None else message))
+                if not isinstance(message, (dict, str)):
+                    worker.stop()
+                    running.remove(worker)
+                    if pending:
+                        running.append(_Worker(threads))
+                elif pending:
+                    worker.job = pending.pop()
+                    worker.connection.send(worker.job)
+                else:
+                    worker.connection.send(None)
+                    worker.stop()
+                    running.remove(worker)
+    finally:
+        for worker in running:
+            worker.process.kill()
+
+
+def _answering(running: list[_Worker], limit: float) -> list[_Worker]:
+    """Workers that have something to say; when none has within ``limit`` seconds, all that are busy are taken for hanging."""
+    ready = wait([worker.connection for worker in running], timeout=limit)
+    return [worker for worker in running if worker.connection in ready] or list(running)
+
+
+def _receive(worker: _Worker) -> Any:
+    """A result, "ready", None when the process is gone, or ("timeout", why)."""
+    if not worker.connection.poll():
+        worker.process.kill()
+        return ("timeout", "no answer within the time limit")
+    try:
+        return worker.connection.recv()
+    except (EOFError, ConnectionResetError):
+        worker.process.join(timeout=5)
+        return None
