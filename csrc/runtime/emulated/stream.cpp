@@ -28,6 +28,9 @@ constexpr int kNapsBeforeSleep = 20;                  // then it sleeps until a 
 constexpr uint64_t kKickBacklog = 16;                 // serial records that may lie idle before a producer kicks
 constexpr int kBatch = 64;                            // records that the worker runs before it looks around
 
+// True while this thread holds the compute slot: a kernel may need a drain itself (memory is full) and must not wait for itself.
+thread_local bool holding_slot = false;
+
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -70,9 +73,14 @@ class Executor {
     work_cv_.notify_one();
   }
 
-  bool try_acquire() { return !busy_.exchange(true, std::memory_order_acquire); }
+  bool try_acquire() {
+    if (busy_.exchange(true, std::memory_order_acquire)) return false;
+    holding_slot = true;
+    return true;
+  }
 
   void release() {
+    holding_slot = false;
     busy_.store(false, std::memory_order_seq_cst);
     if (waiting_.load(std::memory_order_seq_cst) > 0) {
       std::lock_guard lock(done_mutex_);
@@ -95,13 +103,13 @@ class Executor {
     }
   }
 
-  /// With the slot held: runs `stream` until it has reached `sequence`, or until `stop()`.
-  template <class Stop>
-  void run_until(EmulatedStream& stream, uint64_t sequence, Stop stop) {
-    while (!stream.reached(sequence) && !stop()) stream.run_one();
+  /// With the slot held: runs `stream` until it has reached `sequence`.
+  void run_until(EmulatedStream& stream, uint64_t sequence) {
+    while (!stream.reached(sequence)) stream.run_one();
   }
 
   bool others_wait() const { return waiting_.load(std::memory_order_relaxed) > 0; }
+  int threads() const { return threads_.load(std::memory_order_relaxed); }
   void set_threads(int threads) { threads_.store(threads, std::memory_order_relaxed); }
 
   void shutdown() {
@@ -265,12 +273,13 @@ bool EmulatedStream::query() {
 
 void EmulatedStream::drain(uint64_t sequence) {
   if (reached(sequence)) return;
-  HostWaitScope wait;
   auto& executor = Executor::get();
+  if (holding_slot) return executor.run_until(*this, sequence);
+  HostWaitScope wait;
   auto reached_it = [&] { return reached(sequence); };
   // The holder of the slot may be at work for another stream: take over as soon as it pauses.
   while (executor.acquire_unless(reached_it)) {
-    executor.run_until(*this, sequence, [] { return false; });
+    executor.run_until(*this, sequence);
     executor.release();
   }
 }
@@ -309,7 +318,7 @@ void EmulatedStream::run_one() {
       }
       case kWait: {
         auto* other = reinterpret_cast<EmulatedStream*>(slot[1]);
-        Executor::get().run_until(*other, slot[kPrefix], [] { return false; });
+        Executor::get().run_until(*other, slot[kPrefix]);
         break;
       }
     }
@@ -345,16 +354,19 @@ Stream* make_emulated_stream(int device, int64_t id, int priority) {
   return stream;
 }
 
-ComputeSlot::ComputeSlot() {
+ComputeSlot::ComputeSlot() : nested_(holding_slot) {
   auto& executor = Executor::get();
-  if (executor.try_acquire()) return;
+  if (nested_ || executor.try_acquire()) return;
   HostWaitScope wait;
   executor.acquire_unless([] { return false; });
 }
 
-ComputeSlot::~ComputeSlot() { Executor::get().release(); }
+ComputeSlot::~ComputeSlot() {
+  if (!nested_) Executor::get().release();
+}
 
 void set_compute_threads(int threads) { Executor::get().set_threads(threads); }
+int compute_threads() { return Executor::get().threads(); }
 
 void shutdown_streams() { Executor::get().shutdown(); }
 

@@ -1,0 +1,242 @@
+#include "csrc/aten/front_end.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/boxing/KernelFunction.h>
+
+#include <torch/library.h>
+
+#include <mutex>
+
+#include "csrc/aten/allocator.h"
+#include "csrc/aten/call_reader.h"
+#include "csrc/aten/device_tensor.h"
+#include "csrc/aten/guard.h"
+#include "csrc/program/cache.h"
+#include "csrc/program/explain.h"
+#include "csrc/program/metadata.h"
+#include "csrc/program/program_target.h"
+#include "csrc/runtime/emulated/stream.h"
+#include "csrc/runtime/settings.h"
+#include "csrc/runtime/target.h"
+
+namespace neuron {
+
+/// Everything about one overload that outlives a call. Leaked: records and other threads may name it until the very end.
+class OpState {
+ public:
+  explicit OpState(const c10::OperatorHandle& op) : op_(op) {}
+
+  void call(torch::jit::Stack* stack);
+
+  const c10::OperatorHandle& op() const { return op_; }
+  OpCounters counters;
+
+ private:
+  void prepare();
+  void hit(CacheEntry& entry, CallReader& reader, torch::jit::Stack* stack);
+  void miss(CallReader& reader, uint64_t hash, torch::jit::Stack* stack);
+  void note_miss(const CallReader& reader);
+
+  const c10::OperatorHandle op_;
+  std::once_flag prepared_;
+  size_t arity_ = 0;
+  Metadata metadata_ = Metadata::fixed;
+  OpSpec spec_;
+  Cache cache_;
+};
+
+namespace {
+
+std::mutex states_mutex;
+std::vector<OpState*>& states() {
+  static auto* all = new std::vector<OpState*>;
+  return *all;
+}
+
+/// The dispatcher's side of an OpState.
+class BoxedKernel final : public c10::OperatorKernel {
+ public:
+  explicit BoxedKernel(OpState* state) : state_(state) {}
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) { state_->call(stack); }
+
+ private:
+  OpState* state_;
+};
+
+OpState* new_state(const c10::OperatorHandle& op) {
+  auto* state = new OpState(op);
+  std::lock_guard lock(states_mutex);
+  states().push_back(state);
+  return state;
+}
+
+}  // namespace
+
+torch::CppFunction boxed_kernel(const c10::OperatorHandle& op) {
+  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(new_state(op)));
+}
+
+void OpState::prepare() {
+  const auto& schema = op_.schema();
+  arity_ = schema.arguments().size();
+  for (const auto& argument : schema.arguments()) {
+    auto type = argument.type();
+    if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+    if (auto list = type->cast<c10::ListType>()) type = list->getElementType();
+    ArgSpec spec;
+    spec.number = type->kind() == c10::TypeKind::NumberType;
+    spec.device = type->kind() == c10::TypeKind::DeviceObjType;
+    spec.written = argument.alias_info() && argument.alias_info()->isWrite();
+    spec.accepts_cpu = accepts_cpu_tensor(op_, static_cast<int>(spec_.arguments.size()));
+    spec_.arguments.push_back(spec);
+  }
+  spec_.scalars_in_key = scalars_shape_it(op_);
+  spec_.offsets_in_key = reads_offset(op_);
+  spec_.shaped_by_masks = shaped_by_masks(op_);
+  metadata_ = metadata_of(op_);
+}
+
+void OpState::call(torch::jit::Stack* stack) {
+  std::call_once(prepared_, [this] { prepare(); });
+  auto arguments = torch::jit::last(*stack, arity_);
+  CallReader reader(op_, spec_, arguments);
+  if (C10_UNLIKELY(!reader.read())) {
+    // An index tensor on the CPU, as CUDA allows: move it, then start again.
+    auto& value = (*stack)[stack->size() - arity_ + reader.cpu_argument()];
+    c10::Device device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(reader.device()));
+    if (value.isTensor()) {
+      value = value.toTensor().to(device);
+    } else {
+      auto list = value.toList().copy();
+      for (size_t i = 0; i < list.size(); ++i) {
+        c10::IValue element = list.get(i);
+        if (element.isTensor() && element.toTensor().defined()) list.set(i, element.toTensor().to(device));
+      }
+      value = list;
+    }
+    return call(stack);
+  }
+  if (C10_LIKELY(metadata_ == Metadata::fixed && reader.cacheable())) {
+    const uint64_t hash = hash_key(reader.key());
+    if (auto entry = cache_.find(hash, reader.key())) {
+      counters.hits.fetch_add(1, std::memory_order_relaxed);
+      return hit(*entry, reader, stack);
+    }
+    counters.misses.fetch_add(1, std::memory_order_relaxed);
+    return miss(reader, hash, stack);
+  }
+  counters.inlined.fetch_add(1, std::memory_order_relaxed);
+  miss(reader, 0, stack);
+}
+
+/// The hot path: allocate, launch, describe.
+void OpState::hit(CacheEntry& entry, CallReader& reader, torch::jit::Stack* stack) {
+  const Program& program = entry.program;
+  const int device = reader.device();
+  Stream* stream = current_stream(device);
+  auto& allocator = NeuronAllocator::get();
+  auto& words = reader.words();
+
+  c10::SmallVector<c10::Storage, 4> fresh;
+  for (const auto& storage : program.fresh) {
+    c10::DataPtr data = storage.bytes == 0 ? c10::DataPtr(nullptr, c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(device)))
+                                           : allocator.make_data_ptr(allocator.allocate_block(device, stream, storage.bytes));
+    words.push_back(reinterpret_cast<uint64_t>(data.get()));
+    fresh.emplace_back(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage.bytes, std::move(data), &allocator, true));
+  }
+  if (!entry.executable->serial) set_compute_threads(at::get_num_threads());
+  stream->launch(*entry.executable, words.data(), words.size());
+  neuron::counters().launches.fetch_add(1, std::memory_order_relaxed);
+
+  auto make = [&](const ResultMeta& result) -> c10::IValue {
+    switch (result.kind) {
+      case ResultMeta::Kind::argument:
+        return reader.tensor(result.source);
+      case ResultMeta::Kind::view: {
+        const auto& source = reader.tensor(result.source);
+        return make_device_tensor(source.storage(), result.meta, source.storage_offset() + result.meta.offset);
+      }
+      case ResultMeta::Kind::fresh:
+        return make_device_tensor(fresh[result.source], result.meta, result.meta.offset);
+      case ResultMeta::Kind::undefined:
+        return at::Tensor();
+      case ResultMeta::Kind::constant:
+        return result.value;
+    }
+    return {};
+  };
+  c10::SmallVector<c10::IValue, 4> results;
+  for (const auto& returned : program.returns) {
+    if (!returned.is_list) {
+      results.push_back(make(returned.results[0]));
+      continue;
+    }
+    c10::List<at::Tensor> list;
+    list.reserve(returned.results.size());
+    for (const auto& result : returned.results) list.push_back(make(result).toTensor());
+    results.emplace_back(std::move(list));
+  }
+  torch::jit::drop(*stack, arity_);
+  for (auto& result : results) stack->push_back(std::move(result));
+  if (C10_UNLIKELY(settings().launch_blocking)) stream->synchronize();
+}
+
+/// Runs inline after the stream's earlier work, and learns the metadata. `hash` 0: not to be cached.
+void OpState::miss(CallReader& reader, uint64_t hash, torch::jit::Stack* stack) {
+  Stream* stream = current_stream(reader.device());
+  if (metadata_ != Metadata::fixed || !reader.cacheable()) {
+    note_sync(metadata_ == Metadata::host_value ? "value read by the host" : "result shape depends on data");
+  } else if (recording().on()) {
+    note_miss(reader);
+  }
+  stream->synchronize();
+  Program program = reader.program();
+  torch::jit::Stack results;
+  bool keep = program_target().trace(program, reader.tensors(), *stream, results);
+  if (keep && hash != 0) {
+    auto entry = c10::make_intrusive<CacheEntry>();
+    entry->key.assign(reader.key().begin(), reader.key().end());
+    entry->marks.assign(reader.marks().begin(), reader.marks().end());
+    entry->executable = program_target().load(program, reader.device());
+    program.calls.clear();  // the executable has its own
+    entry->program = std::move(program);
+    cache_.insert(hash, std::move(entry));
+  }
+  torch::jit::drop(*stack, arity_);
+  for (auto& result : results) stack->push_back(std::move(result));
+}
+
+void OpState::note_miss(const CallReader& reader) {
+  auto before = cache_.latest();
+  recording().miss(toString(op_.operator_name()),
+                   before ? describe_difference(op_, before->key, before->marks, reader.key(), reader.marks()) : "first call");
+}
+
+std::vector<OpCounts> op_counts() {
+  std::lock_guard lock(states_mutex);
+  std::vector<OpCounts> counts;
+  for (auto* state : states()) {
+    const auto& c = state->counters;
+    OpCounts one{"", c.hits.load(), c.misses.load(), c.inlined.load()};
+    if (one.hits + one.misses + one.inlined == 0) continue;
+    one.name = toString(state->op().operator_name());
+    counts.push_back(std::move(one));
+  }
+  return counts;
+}
+
+void clear_op_counts() {
+  std::lock_guard lock(states_mutex);
+  for (auto* state : states()) {
+    state->counters.hits = 0;
+    state->counters.misses = 0;
+    state->counters.inlined = 0;
+  }
+}
+
+LaunchedOp::LaunchedOp(const char* name, const char* overload)
+    : state_(new_state(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload))) {}
+
+void LaunchedOp::operator()(torch::jit::Stack* stack) const { state_->call(stack); }
+
+}  // namespace neuron

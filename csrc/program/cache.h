@@ -1,0 +1,64 @@
+// The eager cache of one overload: keys, and what a hit needs.
+//
+// Note [Lifetime of entries]
+// Records in a stream name executables by address. An evicted entry is therefore kept aside until no thread uses it (its
+// reference count is that of the list alone) and every stream has passed the point at which that was seen.
+#pragma once
+
+#include <c10/util/flat_hash_map.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "csrc/program/op_call.h"
+#include "csrc/runtime/executable.h"
+
+namespace neuron {
+
+/// The words that a call is looked up by. Two calls with equal words are served by the same Program.
+using KeyWords = c10::ArrayRef<uint64_t>;
+
+/// 64-bit hash of a key.
+uint64_t hash_key(KeyWords words);
+
+struct CacheEntry : c10::intrusive_ptr_target {
+  std::vector<uint64_t> key;
+  std::vector<uint32_t> marks;  ///< where each argument's words begin, for explain()
+  Program program;
+  std::unique_ptr<Executable> executable;
+  c10::intrusive_ptr<CacheEntry> next;  ///< same hash, other key
+};
+
+class Cache {
+ public:
+  /// The entry with this key, or null. Thread safe.
+  c10::intrusive_ptr<CacheEntry> find(uint64_t hash, KeyWords key);
+
+  /// Adds an entry (unless another thread has been faster) and evicts when the process holds too many.
+  void insert(uint64_t hash, c10::intrusive_ptr<CacheEntry> entry);
+
+  /// Any entry, to compare a missed key with: the one added last. Null when there is none.
+  c10::intrusive_ptr<CacheEntry> latest();
+
+  /// Drops all entries of this overload; see Note [Lifetime of entries].
+  void clear();
+
+  size_t size();
+
+ private:
+  std::mutex mutex_;
+  ska::flat_hash_map<uint64_t, c10::intrusive_ptr<CacheEntry>> entries_;
+  c10::intrusive_ptr<CacheEntry> latest_;
+};
+
+/// Entries of all overloads.
+int64_t cached_programs();
+
+/// Drops all entries of all overloads.
+void clear_cache();
+
+}  // namespace neuron

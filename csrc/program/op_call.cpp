@@ -1,0 +1,31 @@
+#include "csrc/program/op_call.h"
+
+namespace neuron {
+
+TensorMeta TensorMeta::of(const at::TensorBase& tensor, int64_t offset) {
+  TensorMeta meta;
+  meta.dtype = tensor.scalar_type();
+  meta.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
+  meta.strides.assign(tensor.strides().begin(), tensor.strides().end());
+  meta.offset = offset;
+  meta.conj = tensor.is_conj();
+  meta.neg = tensor.is_neg();
+  meta.wrapped_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
+  return meta;
+}
+
+bool TensorMeta::matches(const at::TensorBase& tensor) const {
+  return tensor.scalar_type() == dtype && tensor.sizes() == at::IntArrayRef(sizes) && tensor.strides() == at::IntArrayRef(strides) &&
+         tensor.is_conj() == conj && tensor.is_neg() == neg;
+}
+
+size_t TensorMeta::span_bytes() const {
+  int64_t last = offset;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] == 0) return offset * c10::elementSize(dtype);
+    last += (sizes[d] - 1) * strides[d];
+  }
+  return (last + 1) * c10::elementSize(dtype);
+}
+
+}  // namespace neuron
