@@ -80,7 +80,8 @@ def run(op: OpInfo, sample: SampleInput, device: str, seed: int = SEED) -> Outco
     leaves = [tensor for tensor in place.tensors if tensor.requires_grad]
     if not leaves:
         return Outcome(outputs, None)
-    differentiable = [out for out in tree_leaves(sample.output_process_fn_grad(result)) if isinstance(out, torch.Tensor) and out.requires_grad]
+    processed = tree_leaves(sample.output_process_fn_grad(result))
+    differentiable = [out for out in processed if isinstance(out, torch.Tensor) and out.requires_grad]
     if not differentiable:
         return Outcome(outputs, None)
     return Outcome(outputs, list(torch.autograd.grad(differentiable, leaves, cotangents(differentiable), allow_unused=True)))
@@ -130,7 +131,10 @@ def same(left: Outcome, right: Outcome) -> bool:
 
 
 def check_sample(op: OpInfo, sample: SampleInput, result: Result) -> None:
-    """Runs ``neuron`` twice (cache miss, cache hit). Values of a random result are not compared: it is one when the CPU's depend on the seed."""
+    """Runs ``neuron`` twice (cache miss, cache hit).
+
+    Values of a random result are not compared: it is random when the CPU's depend on the seed.
+    """
     expected = run_on_cpu(op, sample)
     values = op.name not in VALUES_ARE_UNDEFINED
     for attempt in ("first run", "second run"):

@@ -10,9 +10,8 @@ from datetime import date
 
 def variant_names() -> list[str]:
     """``OpInfo.full_name`` of every entry. Read in a process of its own: importing the table takes seconds and much memory."""
-    code = (
-        "import json; from torch.testing._internal.common_methods_invocations import op_db; print(json.dumps([op.full_name for op in op_db]))"
-    )
+    table = "torch.testing._internal.common_methods_invocations"
+    code = f"import json; from {table} import op_db; print(json.dumps([op.full_name for op in op_db]))"
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True, check=True)
     return list(json.loads(done.stdout.splitlines()[-1]))

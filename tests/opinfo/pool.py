@@ -40,11 +40,12 @@ class _Worker:
 
 
 def _lost(job: Job, status: str, detail: str) -> dict[str, Any]:
-    return {"op": job[0], "dtype": job[1], "status": status, "samples": 0, "failed": 0, "excluded": 0, "gradients": 0, "seconds": 0.0, "failures": [detail]}
+    nothing = dict.fromkeys(("samples", "failed", "excluded", "gradients"), 0)
+    return {"op": job[0], "dtype": job[1], "status": status, **nothing, "seconds": 0.0, "failures": [detail]}
 
 
 def run_all(jobs: Iterable[Job], workers: int = 2, limit: float = 120) -> Iterator[dict[str, Any]]:
-    """Yields a result for each job, in order of completion. ``limit``: seconds for one variant; a worker that exceeds it is killed and replaced.
+    """Yields a result for each job, in order of completion. ``limit``: seconds for one variant, then its worker is killed and replaced.
 
     Raises RuntimeError when a worker dies before its first job: then the device or the op table cannot even be imported.
     """
@@ -57,13 +58,12 @@ def run_all(jobs: Iterable[Job], workers: int = 2, limit: float = 120) -> Iterat
         while running:
             for worker in _answering(running, limit):
                 message = _receive(worker)
-                if message is None and not worker.ready:
+                if isinstance(message, tuple) and not worker.ready:
                     raise RuntimeError("a worker died at start: run `python -c 'import torch, torch.neuron'` to see why")
                 worker.ready = True
                 if worker.job is not None:
                     job, worker.job = worker.job, None
-                    code = worker.process.exitcode
-                    yield message if isinstance(message, dict) else _lost(job, *(("crash", f"exit code {code}") if message is None else message))
+                    yield message if isinstance(message, dict) else _lost(job, *message)
                 if not isinstance(message, (dict, str)):
                     worker.stop()
                     running.remove(worker)
@@ -88,7 +88,7 @@ def _answering(running: list[_Worker], limit: float) -> list[_Worker]:
 
 
 def _receive(worker: _Worker) -> Any:
-    """A result, "ready", None when the process is gone, or ("timeout", why)."""
+    """A result, "ready", or ("crash" | "timeout", why)."""
     if not worker.connection.poll():
         worker.process.kill()
         return ("timeout", "no answer within the time limit")
@@ -96,4 +96,4 @@ def _receive(worker: _Worker) -> Any:
         return worker.connection.recv()
     except (EOFError, ConnectionResetError):
         worker.process.join(timeout=5)
-        return None
+        return ("crash", f"exit code {worker.process.exitcode}")

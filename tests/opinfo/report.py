@@ -43,7 +43,6 @@ def table(results: Results) -> str:
         passed = sum(result["status"] == "pass" for result in total)
         share = 100 * passed / len(total) if total else 0.0
         sums = {key: sum(result[key] for result in total) for key in ("samples", "gradients", "seconds")}
-        lines.append(
-            f"{dtype:<10} {passed:>7} {len(total):>5} {share:>7.2f} {sums['samples']:>8} {sums['gradients']:>9} {sums['seconds']:>8.1f}  {len(mine) - len(total)}"
-        )
+        counts = f"{dtype:<10} {passed:>7} {len(total):>5} {share:>7.2f}"
+        lines.append(f"{counts} {sums['samples']:>8} {sums['gradients']:>9} {sums['seconds']:>8.1f}  {len(mine) - len(total)}")
     return "\n".join(lines)
