@@ -33,17 +33,19 @@ def _autoload() -> None:
     _register.register(sys.modules[__name__])
 
 
-def __getattr__(name: str) -> Any:
-    """Loads the backend at the first use of one of its public names; afterwards serves the attributes that change as the process runs."""
-    if not _loaded and not name.startswith("_") and name not in _WITHOUT_TORCH:
-        import torch  # noqa: F401  (whose own autoload may do the rest)
+if not TYPE_CHECKING:  # for mypy the names are those of _surface, and _C is a module
 
-        _autoload()
-        return getattr(sys.modules[__name__], name)
-    register = sys.modules.get(f"{__name__}._register")
-    if register is not None and hasattr(register, "changing_attribute"):
-        return register.changing_attribute(name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """Loads the backend at the first use of one of its public names; afterwards serves the attributes that change as the process runs."""
+        if not _loaded and not name.startswith("_") and name not in _WITHOUT_TORCH:
+            import torch  # noqa: F401  (whose own autoload may do the rest)
+
+            _autoload()
+            return getattr(sys.modules[__name__], name)
+        register = sys.modules.get(f"{__name__}._register")
+        if register is not None and hasattr(register, "changing_attribute"):
+            return register.changing_attribute(name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _is_wanted_now() -> bool:
