@@ -36,7 +36,7 @@ def _autoload() -> None:
 if not TYPE_CHECKING:  # for mypy the names are those of _surface, and _C is a module
 
     def __getattr__(name: str) -> Any:
-        """Loads the backend at the first use of one of its public names; afterwards serves the attributes that change as the process runs."""
+        """Loads the backend at the first use of a public name; afterwards serves the attributes that change as the process runs."""
         if not _loaded and not name.startswith("_") and name not in _WITHOUT_TORCH:
             import torch  # noqa: F401  (whose own autoload may do the rest)
 
