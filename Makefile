@@ -32,13 +32,14 @@ $(VENV)/.installed: $(VENV)/.requirements pyproject.toml
 
 build: ## compile what changed in csrc/ into torch_neuronx/
 	@mkdir -p $(BUILD)
-	@flock build/.lock $(MAKE) --no-print-directory build-locked
+	@flock build/.lock $(MAKE) --no-print-directory build-locked TARGET=all
 
+# With the lock held. ninja runs cmake again by itself when CMakeLists.txt or the list of sources changes.
 .PHONY: build-locked
 build-locked:
 	@test -f $(BUILD)/build.ninja || \
 	  $(NO_AUTOLOAD) cmake -S . -B $(BUILD) -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(PY) -DTORCH_NEURONX_IN_PLACE=ON
-	@$(NO_AUTOLOAD) ninja -C $(BUILD) -j$(JOBS) -k 0
+	@$(NO_AUTOLOAD) ninja -C $(BUILD) -j$(JOBS) -k 0 $(TARGET)
 
 quickstart: setup ## train a small GPT on `neuron` on the text of Python's standard library (about a minute)
 	$(PY) examples/train_gpt.py
@@ -50,8 +51,9 @@ test-full: setup test-cpp ## all tests
 	$(PY) -m pytest
 
 .PHONY: test-cpp
-test-cpp: setup ## the runtime's C++ tests alone
-	@flock build/.lock ninja -C $(BUILD) -j$(JOBS) runtime_tests
+test-cpp: $(VENV)/.requirements ## the runtime's C++ tests alone
+	@mkdir -p $(BUILD)
+	@flock build/.lock $(MAKE) --no-print-directory build-locked TARGET=runtime_tests
 	$(BUILD)/runtime_tests
 
 bench: setup ## neuron against cpu: one table
