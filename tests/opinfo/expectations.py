@@ -20,6 +20,9 @@ EXPECTED_FAILURES: list[Row] = []
 # Ops whose values nobody promises; sizes, strides and dtype are compared.
 VALUES_ARE_UNDEFINED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
 
+# Ops whose tensor arguments, but for the first, PyTorch wants on the CPU whatever the device.
+HOST_ARGUMENTS = frozenset({"tensor_split"})
+
 
 def reason(op: str, dtype: str) -> str | None:
     """Why this variant is expected to fail, or None."""
