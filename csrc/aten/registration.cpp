@@ -55,7 +55,8 @@ const char* verdict(const c10::OperatorHandle& op) {
   if (aten && left_alone(std::string_view(name).substr(6))) return "left alone";
   if (op.hasTag(at::Tag::inplace_view)) return "changes metadata only";
   // Their draws would come from the CPU's generator.
-  if (aten && op.hasTag(at::Tag::nondeterministic_seeded)) return "random: composite of our own kernels";
+  const bool no_dropout = name == "aten::_scaled_dot_product_flash_attention_for_cpu";  // tagged, but the CPU's kernel refuses dropout
+  if (aten && op.hasTag(at::Tag::nondeterministic_seeded) && !no_dropout) return "random: composite of our own kernels";
   const auto& schema = op.schema();
   for (const auto& returned : schema.returns()) {
     if (returned.alias_info() && !returned.alias_info()->isWrite()) return "view";

@@ -43,4 +43,9 @@ inline T* host_address(T* device_address) {
   return reinterpret_cast<T*>(reinterpret_cast<intptr_t>(device_address) + guard_offset);
 }
 
+template <class T>
+inline T* device_address(T* host_address) {
+  return reinterpret_cast<T*>(reinterpret_cast<intptr_t>(host_address) - guard_offset);
+}
+
 }  // namespace neuron

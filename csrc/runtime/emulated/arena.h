@@ -19,6 +19,8 @@
 
 namespace neuron {
 
+struct Block;
+
 /// Replay: hands the planned allocations their blocks. `words` are the addresses of the fresh storages, in Program order.
 class ReplayArena {
  public:
@@ -28,6 +30,7 @@ class ReplayArena {
   ReplayArena& operator=(const ReplayArena&) = delete;
 
   c10::DataPtr allocate(size_t bytes);
+  bool is_planned(const void* data) const;
 
  private:
   const std::vector<FreshStorage>& plan_;
@@ -48,6 +51,9 @@ class TraceArena {
 
   /// Which allocation returned `data` last; -1 when none did.
   int index_of(const void* data) const;
+
+  /// Takes the block behind memory that any TraceArena handed out, so that its DataPtr no longer frees it; null when none did.
+  static Block* take(void* data);
 
  private:
   Stream& stream_;

@@ -320,8 +320,9 @@ void Tracer::adopt_writes() {
       keep_ = false;
       auto& allocator = NeuronAllocator::get();
       size_t bytes = cpu->nbytes();
-      c10::DataPtr data = cpu->set_data_ptr(c10::DataPtr());
-      storage->set_data_ptr(allocator.make_data_ptr(allocator.release(std::move(data))));
+      Block* block = TraceArena::take(cpu->mutable_data());
+      TORCH_INTERNAL_ASSERT(block != nullptr, call_.op.operator_name(), " resized an argument with memory from elsewhere");
+      storage->set_data_ptr(allocator.make_data_ptr(block));
       storage->set_nbytes(bytes);
     }
     if (view.sizes() != tensor.sizes() || view.strides() != tensor.strides() || view.storage_offset() != tensor.storage_offset()) {
@@ -367,12 +368,8 @@ int Tracer::fresh_storage(c10::StorageImpl* cpu) {
   c10::DataPtr data;
   if (fresh.bytes == 0) {
     data = c10::DataPtr(nullptr, c10::Device(c10::DeviceType::PrivateUse1, stream_.device));
-  } else if (allocator.block_of(cpu->data_ptr()) != nullptr) {
-    // It keeps a bare pointer, for other results that share it and are still to be adopted.
-    auto old = cpu->set_data_ptr(c10::DataPtr());
-    auto* address = old.get();
-    data = allocator.make_data_ptr(allocator.release(std::move(old)));
-    cpu->set_data_ptr_noswap(c10::DataPtr(address, c10::Device(c10::DeviceType::CPU)));
+  } else if (Block* traced = TraceArena::take(cpu->mutable_data())) {
+    data = allocator.make_data_ptr(traced);  // the CPU storage's own pointer no longer frees it
   } else {
     auto* block = allocator.allocate_block(stream_.device, &stream_, fresh.bytes);
     data = allocator.make_data_ptr(block);
