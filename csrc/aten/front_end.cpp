@@ -3,8 +3,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/boxing/KernelFunction.h>
 
-#include <torch/library.h>
-
 #include <mutex>
 
 #include "csrc/aten/allocator.h"
@@ -72,8 +70,8 @@ OpState* new_state(const c10::OperatorHandle& op) {
 
 }  // namespace
 
-torch::CppFunction boxed_kernel(const c10::OperatorHandle& op) {
-  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(new_state(op)));
+c10::KernelFunction boxed_kernel(const c10::OperatorHandle& op) {
+  return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(new_state(op)));
 }
 
 void OpState::prepare() {

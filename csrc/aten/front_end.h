@@ -3,7 +3,6 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
-#include <torch/library.h>
 
 #include <string>
 #include <vector>
@@ -21,7 +20,7 @@ std::vector<OpCounts> op_counts();
 void clear_op_counts();
 
 /// The boxed kernel of one overload, for registration.
-torch::CppFunction boxed_kernel(const c10::OperatorHandle& op);
+c10::KernelFunction boxed_kernel(const c10::OperatorHandle& op);
 
 /// Registers the boxed kernel on PrivateUse1 for every overload of `aten` and `neuron` that is ours to run and has no kernel
 /// there yet; called once, after all static registrations. Returns how many.

@@ -1,7 +1,6 @@
 // Which overloads get the boxed kernel. A backend fallback would not do: composite kernels win over it, and would arrive
 // shredded (meta kernel, empty, out= kernel: three dispatches and a decomposed Program).
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <array>
@@ -36,11 +35,15 @@ bool left_alone(std::string_view name) {
   });
 }
 
-bool holds(const c10::TypePtr& type, c10::TypeKind kind) {
-  if (type->kind() == kind) return true;
-  auto inner = type->containedTypes();
-  return std::any_of(inner.begin(), inner.end(), [&](const auto& t) { return holds(t, kind); });
+/// Whether a type is `kind`, or an optional or a list of it. (containedTypes() would copy: this runs thousands of times at load.)
+bool holds(const c10::Type& type, c10::TypeKind kind) {
+  if (type.kind() == kind) return true;
+  if (type.kind() == c10::TypeKind::OptionalType) return holds(*type.expectRef<c10::OptionalType>().getElementType(), kind);
+  if (type.kind() == c10::TypeKind::ListType) return holds(*type.expectRef<c10::ListType>().getElementType(), kind);
+  return false;
 }
+
+constexpr const char* kBoxed = "boxed";
 
 const char* verdict(const c10::OperatorHandle& op) {
   using c10::DispatchKey;
@@ -63,12 +66,12 @@ const char* verdict(const c10::OperatorHandle& op) {
   }
   bool tensors = false, devices = false;
   for (const auto& argument : schema.arguments()) {
-    tensors |= holds(argument.type(), c10::TypeKind::TensorType);
-    devices |= holds(argument.type(), c10::TypeKind::DeviceObjType);
+    tensors |= holds(*argument.type(), c10::TypeKind::TensorType);
+    devices |= holds(*argument.type(), c10::TypeKind::DeviceObjType);
   }
   if (tensors && devices) return "may change the device: composite";
   if (!tensors && !devices) return "no tensor and no device";
-  return "boxed";
+  return kBoxed;
 }
 
 }  // namespace
@@ -76,18 +79,18 @@ const char* verdict(const c10::OperatorHandle& op) {
 std::string front_end_verdict(const c10::OperatorHandle& op) { return verdict(op); }
 
 int register_front_end() {
-  static auto* aten = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
-  static auto* own = new torch::Library(torch::Library::IMPL, "neuron", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   auto& dispatcher = c10::Dispatcher::singleton();
-  int count = 0;
+  // The handles would undo the registrations: they are kept for the life of the process. The dispatcher is called directly because
+  // torch::Library would parse each name again and describe each registration in words, which doubles the cost of loading.
+  auto* handles = new std::vector<c10::RegistrationHandleRAII>;
+  handles->reserve(2048);
   for (const auto& name : dispatcher.getAllOpNames()) {
     auto op = dispatcher.findSchema(name);
-    if (!op || std::string_view(verdict(*op)) != "boxed") continue;
-    auto* library = name.name[0] == 'a' ? aten : own;
-    library->impl(toString(name).c_str(), boxed_kernel(*op));
-    ++count;
+    if (!op || std::string_view(verdict(*op)) != kBoxed) continue;
+    handles->push_back(dispatcher.registerImpl(name, c10::DispatchKey::PrivateUse1, boxed_kernel(*op), std::nullopt, nullptr,
+                                               "torch_neuronx: csrc/aten/registration.cpp"));
   }
-  return count;
+  return static_cast<int>(handles->size());
 }
 
 }  // namespace neuron
