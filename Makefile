@@ -83,7 +83,7 @@ sanitize: $(VENV)/.requirements ## the runtime's C++ tests under ASan+UBSan, the
 	@for kind in address,undefined thread; do \
 	  dir=build/sanitize-$${kind%%,*}; \
 	  $(NO_AUTOLOAD) cmake -S . -B $$dir -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(PY) -DTORCH_NEURONX_SANITIZE=$$kind >/dev/null && \
-	  ninja -C $$dir -j$(JOBS) --quiet runtime_tests && echo "== -fsanitize=$$kind" && $$dir/runtime_tests || exit 1; \
+	  ninja -C $$dir -j$(JOBS) --quiet runtime_tests && echo "== -fsanitize=$$kind" && LSAN_OPTIONS=suppressions=tests/cpp/lsan.supp $$dir/runtime_tests || exit 1; \
 	done
 
 clean: ## remove what was built; .venv stays
