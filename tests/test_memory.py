@@ -149,13 +149,17 @@ def test_empty_cache_gives_pages_back():
     assert torch.neuron.memory_reserved() == 0
 
 
-def test_free_memory_is_what_the_device_and_the_host_have():
+def test_free_memory_is_what_the_device_and_the_host_have(run_python):
     free, total = torch.neuron.mem_get_info()
     assert 0 < free <= total == torch.neuron.get_device_properties().total_memory
-    x = torch.ones(100 * MiB, dtype=torch.uint8, device="neuron")
-    torch.neuron.synchronize()
-    assert torch.neuron.mem_get_info()[0] <= free - 50 * MiB  # others use the host too
-    del x
+    code = """
+import torch
+before, _ = torch.neuron.mem_get_info(1)
+x = torch.empty(100 << 20, dtype=torch.uint8, device="neuron:0")
+print(before >> 20, before - torch.neuron.mem_get_info(1)[0] >> 20)
+"""
+    done = run_python(code, TORCH_NEURONX_HOST_MEMORY_LIMIT="300M")
+    assert done.stdout == "300 100\n", done.stderr
 
 
 # ---- Streams. ----

@@ -66,8 +66,12 @@ DeviceCache& NeuronAllocator::open(int device) {
   const Settings& s = settings();
   auto* cache = new DeviceCache(
       device, target().memory(device), {s.max_split_bytes, s.max_non_split_rounding_bytes}, [device] { return open_streams(device); },
-      [device] {
+      [this, device](bool host) {
         if (on_pressure) on_pressure(device);
+        if (!host) return;
+        // The host's memory is behind all devices: what the others only keep for later makes room as well.
+        for (int other = 0; other < kMaxDevices; ++other)
+          if (DeviceCache* idle = other == device ? nullptr : cache_if_open(other)) idle->empty_cache();
       });
   caches_[device].store(cache, std::memory_order_release);
   return *cache;

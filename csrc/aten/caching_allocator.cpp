@@ -53,7 +53,7 @@ int BlockPool::next_filled(int bin) const {
 // ---- The hot path -------------------------------------------------------------------------------------------------------
 
 DeviceCache::DeviceCache(int device, Memory& memory, Limits limits, std::function<std::vector<Stream*>()> streams,
-                         std::function<void()> relieve)
+                         std::function<void(bool host)> relieve)
     : device(device), memory_(memory), limits_(limits), streams_(std::move(streams)), relieve_(std::move(relieve)) {
   set_fraction(1.0);
 }

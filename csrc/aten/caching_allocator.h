@@ -86,8 +86,9 @@ class DeviceCache {
   };
 
   /// `streams` gives all streams of the device: what is given back to the machine must not be in use by any. `relieve` is called when
-  /// memory is short, to make other holders of the device's memory give back what they do not need.
-  DeviceCache(int device, Memory& memory, Limits limits, std::function<std::vector<Stream*>()> streams, std::function<void()> relieve);
+  /// memory is short, to make other holders of the device's memory (or of the `host`'s, when that is full) give back what they do not need.
+  DeviceCache(int device, Memory& memory, Limits limits, std::function<std::vector<Stream*>()> streams,
+              std::function<void(bool host)> relieve);
 
   /// A block of at least `bytes` (> 0) for work on `stream`. Throws OutOfMemory.
   Block* allocate(Stream* stream, size_t bytes);
@@ -172,13 +173,13 @@ class DeviceCache {
 
   // These let go of the lock while they wait.
   Block* find_or_grow(Lock& lock, BlockPool& pool, int bin, size_t size);
-  void release_cached(Lock& lock);
-  void drain_streams(Lock& lock);
+  void release_cached(Lock& lock, bool host_full);
+  void drain_streams(Lock& lock, bool host_full);
 
   Memory& memory_;
   const Limits limits_;
   const std::function<std::vector<Stream*>()> streams_;
-  const std::function<void()> relieve_;
+  const std::function<void(bool host)> relieve_;
 
   std::mutex mutex_;
   Stream* last_stream_ = nullptr;

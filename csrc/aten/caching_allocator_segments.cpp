@@ -1,5 +1,6 @@
 // DeviceCache's dealings with raw memory: growing, giving back, and what to try before it says that memory is full.
 #include <algorithm>
+#include <cstring>
 
 #include "csrc/aten/caching_allocator.h"
 
@@ -32,10 +33,12 @@ Block* DeviceCache::find_or_grow(Lock& lock, BlockPool& pool, int bin, size_t si
   collect_pending(true);
   if (Block* block = reuse()) return block;
   const size_t segment = segment_size(size, pool.large);
+  bool host_full = false;
   try {
     return grow(segment);
-  } catch (const OutOfMemory&) {
+  } catch (const OutOfMemory& full) {
     ++retries_;
+    host_full = std::strcmp(full.which, "host") == 0;
   }
   // Memory is short. First what costs nothing, then what makes the program wait.
   if (release_idle(nullptr)) {
@@ -44,7 +47,7 @@ Block* DeviceCache::find_or_grow(Lock& lock, BlockPool& pool, int bin, size_t si
     } catch (const OutOfMemory&) {
     }
   }
-  release_cached(lock);
+  release_cached(lock, host_full);
   if (Block* block = reuse()) return block;  // pending blocks were collected meanwhile
   try {
     return grow(segment);
@@ -117,8 +120,8 @@ bool DeviceCache::release_idle(std::vector<Stream*>* busy) {
 
 /// Waits for the streams and gives back all unused segments. Other threads may go on meanwhile, and keep a stream busy: their segments stay
 /// after a few attempts.
-void DeviceCache::release_cached(Lock& lock) {
-  drain_streams(lock);
+void DeviceCache::release_cached(Lock& lock, bool host_full) {
+  drain_streams(lock, host_full);
   collect_pending(true);
   for (int attempt = 0; attempt < 3; ++attempt) {
     std::vector<Stream*> busy;
@@ -131,17 +134,17 @@ void DeviceCache::release_cached(Lock& lock) {
   }
 }
 
-void DeviceCache::drain_streams(Lock& lock) {
+void DeviceCache::drain_streams(Lock& lock, bool host_full) {
   ++syncs_;
   lock.unlock();  // work that runs meanwhile may free blocks
   for (Stream* stream : streams_()) stream->drain();
-  relieve_();
+  relieve_(host_full);
   lock.lock();
 }
 
 void DeviceCache::empty_cache() {
   Lock lock(mutex_);
-  release_cached(lock);
+  release_cached(lock, false);
 }
 
 void DeviceCache::release_unused() {

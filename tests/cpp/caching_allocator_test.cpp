@@ -41,7 +41,7 @@ struct Device {
             [this] {
               return std::vector<Stream*>{&one, &two};
             },
-            [this] { ++pressed; }) {}
+            [this](bool) { ++pressed; }) {}
   Paper one{0}, two{1};
   EmulatedMemory memory;
   std::atomic<int> pressed{0};
