@@ -14,7 +14,7 @@ namespace neuron {
 
 /// What the schema says of one argument.
 struct ArgSpec {
-  bool number = false;   ///< Scalar, Scalar? or Scalar[]: payload, not key
+  bool number = false;   ///< Scalar, Scalar?, Scalar[], float or float?: payload, not key
   bool device = false;   ///< Device or Device?: becomes the CPU for the kernel
   bool written = false;  ///< the kernel writes it
   bool accepts_cpu = false;

@@ -80,9 +80,10 @@ void OpState::prepare() {
   for (const auto& argument : schema.arguments()) {
     auto type = argument.type();
     if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+    const bool is_float = type->kind() == c10::TypeKind::FloatType;  // lists of floats (scale factors) may decide a shape
     if (auto list = type->cast<c10::ListType>()) type = list->getElementType();
     ArgSpec spec;
-    spec.number = type->kind() == c10::TypeKind::NumberType;
+    spec.number = is_float || type->kind() == c10::TypeKind::NumberType;
     spec.device = type->kind() == c10::TypeKind::DeviceObjType;
     spec.written = argument.alias_info() && argument.alias_info()->isWrite();
     spec.accepts_cpu = accepts_cpu_tensor(op_, static_cast<int>(spec_.arguments.size()));
