@@ -17,8 +17,12 @@ if sys.argv[1:] == ["load"]:
     import torch_neuronx
 
 def identity(value):
-    code = getattr(value, "__code__", None)
-    return f"{type(value).__name__} {getattr(value, '__qualname__', '')} {code.co_filename if code else ''}"
+    kind = type(value).__name__
+    if kind == "function":
+        return f"function {value.__qualname__} {value.__code__.co_filename}"
+    if isinstance(value, type):
+        return f"class {value.__module__}.{value.__qualname__}"
+    return f"{kind} {value}" if isinstance(value, (bool, int, float, str)) else kind
 
 def public(owner):
     return {name: identity(value) for name, value in list(vars(owner).items()) if not name.startswith("_")}
@@ -80,7 +84,7 @@ def test_questions_open_nothing(run_python):
     code = """
 import torch
 torch.manual_seed(3)
-torch.accelerator.current_accelerator(), torch.accelerator.device_count(), torch.accelerator.current_device_index()
+torch.accelerator.current_accelerator(), torch.accelerator.device_count()
 torch.neuron.device_count(), torch.neuron.current_device(), torch.neuron.get_rng_state(0), torch.neuron.current_stream(1)
 x = torch.ones(3, requires_grad=True); (x * x).sum().backward()
 torch.neuron.synchronize()
@@ -137,10 +141,20 @@ def broken_package(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_broken_library_harms_no_cpu_script(run_python, broken_package):
-    code = """
-import sys; sys.path.insert(0, sys.argv[1])
+# Imports the package from the folder in argv[1], however the real one was installed.
+USE_COPY = """
+import importlib.util, sys
+folder = sys.argv[1] + "/torch_neuronx"
+spec = importlib.util.spec_from_file_location("torch_neuronx", folder + "/__init__.py", submodule_search_locations=[folder])
+sys.modules["torch_neuronx"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["torch_neuronx"])
 import torch
+"""
+
+
+def test_a_broken_library_harms_no_cpu_script(run_python, broken_package):
+    code = f"""
+{USE_COPY}
 torch.manual_seed(0)
 x = torch.ones(2, requires_grad=True); (x * x).sum().backward(); print(x.grad.tolist())
 print(torch.neuron.is_available(), torch.neuron.device_count(), hasattr(torch.neuron, "Stream"), torch.device("neuron"))
@@ -162,8 +176,7 @@ print(torch.neuron.is_available(), torch.neuron.device_count(), hasattr(torch.ne
 )
 def test_a_broken_library_is_explained_at_first_use(run_python, broken_package, use, exception):
     code = f"""
-import sys; sys.path.insert(0, sys.argv[1])
-import torch
+{USE_COPY}
 try:
     {use}
 except {exception} as error:

@@ -62,10 +62,14 @@ class Event(torch.Event):
         interprocess: not supported; raises ValueError.
     """
 
+    _timing: bool
+
     def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Event:
         if interprocess:
             raise ValueError("neuron events cannot be shared between processes; use interprocess=False")
-        return super().__new__(cls, DEVICE, enable_timing=enable_timing, blocking=blocking)
+        event: Event = super().__new__(cls, DEVICE, enable_timing=enable_timing, blocking=blocking)
+        event._timing = enable_timing
+        return event
 
     def record(self, stream: torch.Stream | None = None) -> None:
         """Records this point of ``stream`` (default: the current stream of the current device)."""
@@ -77,7 +81,12 @@ class Event(torch.Event):
 
     def elapsed_time(self, end_event: Any) -> float:
         """Milliseconds between this event and ``end_event``, both recorded with ``enable_timing=True`` and reached."""
-        return super().elapsed_time(end_event)
+        # torch.Event's own method takes no subclass of torch.Event as the other event.
+        if not isinstance(end_event, torch.Event):
+            raise TypeError(f"elapsed_time() expects an Event, but got {type(end_event).__name__}")
+        if not (self._timing and getattr(end_event, "_timing", True)):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        return float(_C._elapsed_time(self.event_id, end_event.event_id))
 
     def __repr__(self) -> str:
         return f"<torch_neuronx.Event {self.event_id:#x}>" if self.event_id else "<torch_neuronx.Event uninitialized>"

@@ -115,12 +115,16 @@ Stream* current_stream(int device) {
   return stream;
 }
 
-Stream* stream_of(c10::Stream stream) {
+void check_stream(c10::Stream stream) {
   TORCH_CHECK(stream.device_type() == c10::kPrivateUse1, "Expected a stream of a neuron device, but got ", stream, ".");
   check_device(stream.device_index());
   TORCH_CHECK(valid_id(stream.id()), "Unknown stream id ", stream.id(), " on neuron:", static_cast<int>(stream.device_index()),
               ". A stream comes from torch.neuron.Stream(), current_stream() or default_stream(); it cannot be made from another backend's "
               "handle.");
+}
+
+Stream* stream_of(c10::Stream stream) {
+  check_stream(stream);
   return find_or_make(stream.device_index(), stream.id());
 }
 
@@ -161,7 +165,7 @@ struct RecordedEvent {
 };
 
 RecordedEvent& recorded(void* event) {
-  TORCH_CHECK(event, "This event was never recorded on a neuron stream.");
+  TORCH_CHECK_VALUE(event, "This event was never recorded on a neuron stream.");
   return *static_cast<RecordedEvent*>(event);
 }
 
@@ -243,7 +247,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   double elapsedTime(void* start, void* end, const c10::DeviceIndex) const override {
     const auto& first = recorded(start);
     const auto& second = recorded(end);
-    TORCH_CHECK(first.event.timing() && second.event.timing(), "Both events must be created with argument 'enable_timing=True'.");
+    TORCH_CHECK_VALUE(first.event.timing() && second.event.timing(), "Both events must be created with argument 'enable_timing=True'.");
     TORCH_CHECK(first.device == second.device, "Both events must be recorded on the same device, but they are on neuron:", first.device,
                 " and neuron:", second.device, ".");
     TORCH_CHECK(first.event.time_ns() && second.event.time_ns(), "Both events must be completed before calculating elapsed time.");

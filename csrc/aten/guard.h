@@ -40,7 +40,10 @@ int exchange_device(int device);
 /// The calling thread's stream on `device`, which must be in range; opens the device. On the path of every call: one thread-local load.
 Stream* current_stream(int device);
 
-/// The stream that `stream` names. Throws c10::Error when it belongs to another backend or its id was never given out.
+/// Throws c10::Error when `stream` belongs to another backend or no stream has its id. Opens nothing.
+void check_stream(c10::Stream stream);
+
+/// The stream that `stream` names, made if need be. Throws as check_stream() does.
 Stream* stream_of(c10::Stream stream);
 
 c10::Stream to_c10(const Stream* stream);
