@@ -24,7 +24,7 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """The counters as plain dicts, lists, strings and ints (a copy).
 
-        ``ops``: ``{name: {"calls", "hits", "misses", "inline"}}``; ``misses``: list of ``{"op", "reason"}``;
+        ``ops``: ``{name: {"calls", "hits", "misses", "inline"}}``; ``misses``: list of ``{"op", "reason", "site"}``;
         ``syncs``: list of ``{"why", "site"}``; ``fallbacks``: list of ``{"op", "reason", "site"}``;
         ``bytes``: ``{"h2d", "d2h", "d2d"}``; ``launches``: int.
         """
@@ -70,7 +70,7 @@ class Report:
         ]
         calls = sorted(self._counters["ops"].items(), key=lambda item: (-item[1]["calls"], item[0]))
         lines += _table("operators", [(op["calls"], name) for name, op in calls])
-        lines += _table("cache misses", _counted(f"{miss['op']}: {miss['reason']}" for miss in self._counters["misses"]))
+        lines += _table("cache misses", _counted(_at(f"{miss['op']}: {miss['reason']}", miss) for miss in self._counters["misses"]))
         lines += _table("host waits", _counted(_at(sync["why"], sync) for sync in self._counters["syncs"]))
         lines += _table(
             "fallbacks to the host", _counted(_at(f"{item['op']}: {item['reason']}", item) for item in self._counters["fallbacks"])

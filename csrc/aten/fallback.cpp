@@ -35,7 +35,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   TORCH_CHECK_NOT_IMPLEMENTED(settings().fallback != Fallback::error, name, " cannot run on device neuron: ", reason,
                               ", and TORCH_NEURONX_FALLBACK=error forbids running it on the host. Set TORCH_NEURONX_FALLBACK=warn or "
                               "allow, or move its tensors to the CPU.");
-  counters().fallbacks.fetch_add(1, std::memory_order_relaxed);
+  count_fallback(name);
   recording().fallback(name, reason);
   if (settings().fallback == Fallback::warn) warn_once(name, reason);
   at::native::cpu_fallback(op, stack);

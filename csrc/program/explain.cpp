@@ -11,6 +11,30 @@ Counters& counters() {
   return *all;
 }
 
+namespace {
+
+struct FallbackCounts {
+  std::mutex mutex;
+  std::map<std::string, uint64_t> by_op;
+};
+FallbackCounts& fallbacks_by_op() {
+  static auto* one = new FallbackCounts;
+  return *one;
+}
+
+}  // namespace
+
+void count_fallback(const std::string& op) {
+  counters().fallbacks.fetch_add(1, std::memory_order_relaxed);
+  std::lock_guard lock(fallbacks_by_op().mutex);
+  ++fallbacks_by_op().by_op[op];
+}
+
+std::map<std::string, uint64_t> fallback_counts() {
+  std::lock_guard lock(fallbacks_by_op().mutex);
+  return fallbacks_by_op().by_op;
+}
+
 Recording& recording() {
   static auto* one = new Recording;
   return *one;

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -51,6 +52,11 @@ class Recording {
   std::vector<Note> misses_, syncs_, fallbacks_;
 };
 Recording& recording();
+
+/// Counts a call that ran on the host because the device has no kernel for it.
+void count_fallback(const std::string& op);
+/// How many there were of each overload since the process started.
+std::map<std::string, uint64_t> fallback_counts();
 
 /// Finds the Python line that is running; installed by the Python module, which owns the GIL business. Null without Python.
 extern std::string (*python_call_site)();

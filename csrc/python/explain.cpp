@@ -55,6 +55,9 @@ py::dict counters_dict() {
   all["bytes"] = bytes;
   all["launches"] = c.launches.load();
   all["sync_count"] = c.syncs.load();
+  py::dict fallback_ops;
+  for (const auto& [op, calls] : neuron::fallback_counts()) fallback_ops[op.c_str()] = calls;
+  all["fallback_ops"] = fallback_ops;
   all["fallback_count"] = c.fallbacks.load();
   all["cached_programs"] = neuron::cached_programs();
   all["meta_mismatches"] = neuron::target_is_open() ? neuron::program_target().meta_mismatches() : 0;
