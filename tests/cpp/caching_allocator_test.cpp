@@ -36,12 +36,7 @@ class Paper final : public Stream {
 struct Device {
   explicit Device(int64_t bytes, DeviceCache::Limits limits = {INT64_MAX, 20 * kMiB}, HostLimits host = {})
       : memory(std::make_shared<AddressSpace>(1, bytes, false), std::make_shared<HostBudget>(host), 0, bytes),
-        cache(
-            0, memory, limits,
-            [this] {
-              return std::vector<Stream*>{&one, &two};
-            },
-            [this](bool) { ++pressed; }) {}
+        cache(0, memory, limits, [this] { return std::vector<Stream*>{&one, &two}; }, [this](bool) { ++pressed; }) {}
   Paper one{0}, two{1};
   EmulatedMemory memory;
   std::atomic<int> pressed{0};
