@@ -9,19 +9,26 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 DEVICE = "neuron"
 aten = torch.ops.aten
+choose: Any = torch._fused_sdp_choice
+sdpa: Any = F.scaled_dot_product_attention
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
+def gradient(leaf: torch.Tensor) -> torch.Tensor:
+    assert leaf.grad is not None
+    return leaf.grad.cpu()
+
+
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, device: str, **options: Any) -> tuple[torch.Tensor, ...]:
     """Output and the gradients of q, k and v, on the CPU."""
     moved = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in options.items()}
     leaves = [tensor.to(device, copy=True).requires_grad_() for tensor in (q, k, v)]
-    out = F.scaled_dot_product_attention(*leaves, **moved)
+    out = sdpa(*leaves, **moved)
     out.backward(draw(*out.shape, dtype=out.dtype, seed=9).to(device))
-    return (out.detach().cpu(), *(leaf.grad.cpu() for leaf in leaves))
+    return (out.detach().cpu(), *(gradient(leaf) for leaf in leaves))
 
 
 def agree(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> None:
@@ -43,7 +50,7 @@ class Dispatched(torch.utils._python_dispatch.TorchDispatchMode):
 
 def ran_flash(*args: Any, **options: Any) -> bool:
     with Dispatched() as mode:
-        F.scaled_dot_product_attention(*args, **options)
+        sdpa(*args, **options)
     return "_scaled_dot_product_flash_attention_for_cpu" in mode.names
 
 
@@ -75,8 +82,8 @@ def test_masks(sizes: tuple[int, ...], kind: str) -> None:
 def test_rows_masked_entirely_give_what_the_cpu_gives() -> None:
     mask = torch.ones(6, 6, dtype=torch.bool).tril(-1)  # the first row sees nothing
     q, k, v = (draw(1, 2, 6, 8, seed=seed) for seed in range(3))
-    out = F.scaled_dot_product_attention(q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), attn_mask=mask.to(DEVICE))
-    torch.testing.assert_close(out.cpu(), F.scaled_dot_product_attention(q, k, v, attn_mask=mask), equal_nan=True)
+    out = sdpa(q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), attn_mask=mask.to(DEVICE))
+    torch.testing.assert_close(out.cpu(), sdpa(q, k, v, attn_mask=mask), equal_nan=True)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
@@ -100,8 +107,8 @@ def test_three_dimensions_and_strided_heads() -> None:
     packed = draw(2, 11, 3 * 4 * 8)
     for device in ("cpu", DEVICE):
         q, k, v = (part.view(2, 11, 4, 8).transpose(1, 2) for part in packed.to(device).split(32, dim=2))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True).cpu()
-        torch.testing.assert_close(out, F.scaled_dot_product_attention(q.cpu(), k.cpu(), v.cpu(), is_causal=True))
+        out = sdpa(q, k, v, is_causal=True).cpu()
+        torch.testing.assert_close(out, sdpa(q.cpu(), k.cpu(), v.cpu(), is_causal=True))
 
 
 def test_gradient_of_a_float_mask() -> None:
@@ -109,8 +116,8 @@ def test_gradient_of_a_float_mask() -> None:
     for device in ("cpu", DEVICE):
         q, k, v = (draw(1, 2, 6, 8, seed=seed).to(device) for seed in range(3))
         mask = draw(6, 6, seed=4).to(device).requires_grad_()
-        F.scaled_dot_product_attention(q, k, v, attn_mask=mask).square().sum().backward()
-        results.append(mask.grad.cpu())
+        sdpa(q, k, v, attn_mask=mask).square().sum().backward()
+        results.append(gradient(mask))
     torch.testing.assert_close(*results)
 
 
@@ -119,7 +126,7 @@ def test_gradient_of_a_float_mask() -> None:
 
 def choices(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> tuple[int, int]:
     moved = {name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value for name, value in options.items()}
-    return torch._fused_sdp_choice(q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), **moved), torch._fused_sdp_choice(q, k, v, **options)
+    return choose(q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), **moved), choose(q, k, v, **options)
 
 
 @pytest.mark.parametrize(
@@ -149,11 +156,11 @@ def test_flash_runs_as_one_op_and_math_when_it_must() -> None:
 def test_dropout_draws_from_the_device_generator() -> None:
     q, k, v = (draw(4, 4, 32, 8, seed=seed).to(DEVICE) for seed in range(3))
     torch.manual_seed(3)
-    first = F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+    first = sdpa(q, k, v, dropout_p=0.5)
     torch.manual_seed(3)
-    assert torch.equal(F.scaled_dot_product_attention(q, k, v, dropout_p=0.5), first)
-    plain = F.scaled_dot_product_attention(q, k, v)
-    mean = torch.stack([F.scaled_dot_product_attention(q, k, v, dropout_p=0.5) for _ in range(400)]).mean(0)
+    assert torch.equal(sdpa(q, k, v, dropout_p=0.5), first)
+    plain = sdpa(q, k, v)
+    mean = torch.stack([sdpa(q, k, v, dropout_p=0.5) for _ in range(400)]).mean(0)
     assert (mean - plain).abs().mean().item() < 0.03
     assert not torch.equal(first, plain)
 
@@ -161,9 +168,9 @@ def test_dropout_draws_from_the_device_generator() -> None:
 def test_autocast_runs_in_bfloat16() -> None:
     q, k, v = (draw(2, 2, 16, 8, seed=seed) for seed in range(3))
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
-        out = F.scaled_dot_product_attention(q.to(DEVICE), k.to(DEVICE), v.to(DEVICE))
+        out = sdpa(q.to(DEVICE), k.to(DEVICE), v.to(DEVICE))
     assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out.float().cpu(), F.scaled_dot_product_attention(q, k, v), rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(out.float().cpu(), sdpa(q, k, v), rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -200,7 +207,7 @@ def test_overrideable_pair(is_causal: bool) -> None:
     out, logsumexp, *_ = aten._scaled_dot_product_fused_attention_overrideable(*leaves, is_causal=is_causal)
     grad = draw(*out.shape, seed=9)
     out.backward(grad.to(DEVICE))
-    got = (out.detach().cpu(), *(leaf.grad.cpu() for leaf in leaves))
+    got = (out.detach().cpu(), *(gradient(leaf) for leaf in leaves))
     for actual, expected in zip(got, attend(q, k, v, "cpu", is_causal=is_causal), strict=True):
         torch.testing.assert_close(actual, expected)
     assert logsumexp.shape == (2, 2, 6)
@@ -216,6 +223,6 @@ def test_wrong_shapes_raise_what_the_cpu_raises() -> None:
     messages = []
     for device in ("cpu", DEVICE):
         with pytest.raises(RuntimeError) as caught:
-            F.scaled_dot_product_attention(*(torch.ones(2, 3, 4, size, device=device) for size in (8, 16, 16)))
+            sdpa(*(torch.ones(2, 3, 4, size, device=device) for size in (8, 16, 16)))
         messages.append(str(caught.value).replace(DEVICE, "cpu").splitlines()[0])
     assert messages[0] == messages[1]

@@ -395,7 +395,7 @@ def test_dropout_trains_and_evaluates() -> None:
     assert abs(kept.double().mean().item() - 0.75) < 0.02
     assert torch.equal(out.detach()[kept], torch.full_like(out.detach()[kept], 1 / 0.75))
     out.sum().backward()
-    assert torch.equal(x.grad, out.detach())
+    assert x.grad is not None and torch.equal(x.grad, out.detach())
     layer.eval()
     assert torch.equal(layer(x), x)
 

@@ -16,35 +16,37 @@ namespace {
 
 using at::Tensor;
 
-int64_t choose(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask, double dropout_p, bool is_causal,
-               std::optional<double> scale, bool enable_gqa) {
+int64_t choose(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask, double dropout_p,
+               bool is_causal, std::optional<double> scale, bool enable_gqa) {
   return at::native::_fused_sdp_choice_cpp(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa);
 }
 
 void check_dropout(double dropout_p) {
-  TORCH_CHECK(dropout_p == 0, "_scaled_dot_product_fused_attention_overrideable: got dropout_p=", dropout_p,
-              ", but the fused kernel has no dropout (dropout_p=0 only). Call torch.nn.functional.scaled_dot_product_attention, which takes "
-              "the math kernel then.");
+  TORCH_CHECK(
+      dropout_p == 0, "_scaled_dot_product_fused_attention_overrideable: got dropout_p=", dropout_p,
+      ", but the fused kernel has no dropout (dropout_p=0 only). Call torch.nn.functional.scaled_dot_product_attention, which takes "
+      "the math kernel then.");
 }
 
 using Forward = std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>;
 
 /// Sequence offsets, Philox state and debug mask stay undefined: the inputs are dense and there is no dropout.
-Forward overrideable(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& bias, double dropout_p, bool is_causal,
-                     bool /*return_debug_mask*/, std::optional<double> scale) {
+Forward overrideable(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& bias, double dropout_p,
+                     bool is_causal, bool /*return_debug_mask*/, std::optional<double> scale) {
   check_dropout(dropout_p);
   auto [output, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, 0, is_causal, bias, scale);
   return {output, logsumexp, Tensor(), Tensor(), query.sym_size(2), key.sym_size(2), Tensor(), Tensor(), Tensor()};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> overrideable_backward(const Tensor& grad_out, const Tensor& query, const Tensor& key, const Tensor& value,
-                                                                 const Tensor& bias, std::array<bool, 4> wanted, const Tensor& out,
-                                                                 const Tensor& logsumexp, const Tensor& /*cum_seq_q*/, const Tensor& /*cum_seq_k*/,
-                                                                 int64_t /*max_q*/, int64_t /*max_k*/, double dropout_p, bool is_causal,
-                                                                 const Tensor& /*philox_seed*/, const Tensor& /*philox_offset*/,
-                                                                 std::optional<double> scale) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> overrideable_backward(const Tensor& grad_out, const Tensor& query, const Tensor& key,
+                                                                 const Tensor& value, const Tensor& bias, std::array<bool, 4> wanted,
+                                                                 const Tensor& out, const Tensor& logsumexp, const Tensor& /*cum_seq_q*/,
+                                                                 const Tensor& /*cum_seq_k*/, int64_t /*max_q*/, int64_t /*max_k*/,
+                                                                 double dropout_p, bool is_causal, const Tensor& /*philox_seed*/,
+                                                                 const Tensor& /*philox_offset*/, std::optional<double> scale) {
   check_dropout(dropout_p);
-  TORCH_CHECK(!(wanted[3] && bias.defined()), "_scaled_dot_product_fused_attention_overrideable_backward: the fused kernel gives no gradient of "
+  TORCH_CHECK(!(wanted[3] && bias.defined()),
+              "_scaled_dot_product_fused_attention_overrideable_backward: the fused kernel gives no gradient of "
               "attn_bias. Call torch.nn.functional.scaled_dot_product_attention, which takes the math kernel when the mask requires grad.");
   const auto mask = bias.defined() ? std::optional<Tensor>(bias) : std::nullopt;
   auto [dq, dk, dv] =

@@ -1,5 +1,5 @@
-// Each kernel checks its arguments as PyTorch does, takes words from the generator, and calls a neuron::philox_* op, which the front end queues like
-// any other. The default generator of the CPU is never touched.
+// Each kernel checks its arguments as PyTorch does, takes words from the generator, and calls a neuron::philox_* op, which the front end
+// queues like any other. The default generator of the CPU is never touched.
 #include "csrc/aten/random.h"
 
 #include <ATen/Dispatch_v2.h>
@@ -35,7 +35,8 @@ template <class Result, class... Args>
 class PhiloxOp<Result(Args...)> {
  public:
   explicit PhiloxOp(const char* name, const char* overload = "")
-      : handle_(c10::Dispatcher::singleton().findSchemaOrThrow(("neuron::philox_" + std::string(name)).c_str(), overload)
+      : handle_(c10::Dispatcher::singleton()
+                    .findSchemaOrThrow(("neuron::philox_" + std::string(name)).c_str(), overload)
                     .typed<Result(Args..., const Scalar&, const Scalar&)>()) {}
 
   /// Runs on the device of `self`, with `words` words of the generator.
@@ -140,14 +141,15 @@ struct IntegersOfType {
   void operator()(at::TensorIteratorBase& iter, const OptionalGenerator& generator) const {
     uint64_t largest = 1;
     AT_DISPATCH_V2(iter.dtype(), "random", AT_WRAP([&] {
-      if constexpr (std::is_same_v<scalar_t, bool>) {
-        largest = 1;
-      } else if constexpr (std::is_integral_v<scalar_t>) {
-        largest = static_cast<uint64_t>(std::numeric_limits<scalar_t>::max());
-      } else {
-        largest = uint64_t{1} << std::numeric_limits<scalar_t>::digits;
-      }
-    }), AT_EXPAND(AT_ALL_TYPES), AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES), at::kBool, at::kHalf, at::kBFloat16);
+                     if constexpr (std::is_same_v<scalar_t, bool>) {
+                       largest = 1;
+                     } else if constexpr (std::is_integral_v<scalar_t>) {
+                       largest = static_cast<uint64_t>(std::numeric_limits<scalar_t>::max());
+                     } else {
+                       largest = uint64_t{1} << std::numeric_limits<scalar_t>::digits;
+                     }
+                   }),
+                   AT_EXPAND(AT_ALL_TYPES), AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES), at::kBool, at::kHalf, at::kBFloat16);
     Integers<RNG>()(iter, largest + 1, 0, generator);
   }
 };
@@ -235,7 +237,8 @@ Tensor& randperm_out(int64_t n, OptionalGenerator generator, Tensor& out) {
 Tensor multinomial(const Tensor& self, int64_t samples, bool replacement, OptionalGenerator generator) {
   static const PhiloxOp<Tensor(const Tensor&, int64_t, bool)> op("multinomial");
   TORCH_CHECK(self.dim() > 0 && self.dim() <= 2, "prob_dist must be 1 or 2 dim");
-  TORCH_CHECK(at::isFloatingType(self.scalar_type()), "multinomial only supports floating-point dtypes for input, got: ", self.scalar_type());
+  TORCH_CHECK(at::isFloatingType(self.scalar_type()),
+              "multinomial only supports floating-point dtypes for input, got: ", self.scalar_type());
   TORCH_CHECK(samples > 0, "cannot sample n_sample <= 0 samples");
   TORCH_CHECK(replacement || samples <= self.size(-1), "cannot sample n_sample > prob_dist.size(-1) samples without replacement");
   TORCH_CHECK(self.size(-1) <= int64_t{1} << 24, "number of categories cannot exceed 2^24");
@@ -276,7 +279,8 @@ Tensor sample_dirichlet(const Tensor& self, OptionalGenerator generator) {
 }
 
 /// Leaky ReLU whose slope, drawn for each element that is not positive, lands in `noise` (1 elsewhere).
-Tensor rrelu_with_noise(const Tensor& self, Tensor& noise, const Scalar& lower, const Scalar& upper, bool training, OptionalGenerator generator) {
+Tensor rrelu_with_noise(const Tensor& self, Tensor& noise, const Scalar& lower, const Scalar& upper, bool training,
+                        OptionalGenerator generator) {
   TORCH_CHECK(self.sym_sizes() == noise.sym_sizes(), "noise tensor shape must match self tensor shape. Got self.shape = ", self.sym_sizes(),
               " noise.shape = ", noise.sym_sizes());
   if (!training) return at::leaky_relu(self, (lower.toDouble() + upper.toDouble()) / 2);
@@ -284,7 +288,8 @@ Tensor rrelu_with_noise(const Tensor& self, Tensor& noise, const Scalar& lower, 
   noise.masked_fill_(self.gt(0), 1);
   return self.mul(noise);
 }
-Tensor& rrelu_with_noise_(Tensor& self, Tensor& noise, const Scalar& lower, const Scalar& upper, bool training, OptionalGenerator generator) {
+Tensor& rrelu_with_noise_(Tensor& self, Tensor& noise, const Scalar& lower, const Scalar& upper, bool training,
+                          OptionalGenerator generator) {
   return self.copy_(neuron::rrelu_with_noise(self, noise, lower, upper, training, std::move(generator)));
 }
 Tensor& rrelu_with_noise_out(const Tensor& self, Tensor& noise, const Scalar& lower, const Scalar& upper, bool training,

@@ -6,8 +6,8 @@
 
 namespace neuron {
 
-/// The overloads that random.cpp registers on PrivateUse1, "aten::normal_" or "aten::bernoulli_.float". The front end leaves these alone. The other
-/// overloads tagged nondeterministic_seeded are composites of these (rand, randn_like, dropout...), and must stay so.
+/// The overloads that random.cpp registers on PrivateUse1, "aten::normal_" or "aten::bernoulli_.float". The front end leaves these alone.
+/// The other overloads tagged nondeterministic_seeded are composites of these (rand, randn_like, dropout...), and must stay so.
 const std::set<std::string>& random_ops();
 
 }  // namespace neuron

@@ -80,7 +80,8 @@ void fill_from(const Tensor& self, size_t words_per_element, const RandomStream&
 /// Real numbers: drawn in double for float64, else in float and rounded. `draw` is generic in the type of its buffer.
 template <class Draw>
 Tensor& fill_reals(const char* name, Tensor& self, const RandomStream& stream, Draw draw) {
-  TORCH_CHECK_NOT_IMPLEMENTED(at::isFloatingType(self.scalar_type()), "\"", name, "\" not implemented for '", toString(self.scalar_type()), "'");
+  TORCH_CHECK_NOT_IMPLEMENTED(at::isFloatingType(self.scalar_type()), "\"", name, "\" not implemented for '", toString(self.scalar_type()),
+                              "'");
   return fill_in_order(self, [&](const Tensor& out) {
     AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, out.scalar_type(), "random real", [&] {
       using Real = std::conditional_t<std::is_same_v<scalar_t, double>, double, float>;
@@ -89,22 +90,25 @@ Tensor& fill_reals(const char* name, Tensor& self, const RandomStream& stream, D
   });
 }
 
-#define NEURON_DISPATCH_DRAWN(type, name, ...) \
-  AT_DISPATCH_V2(type, name, AT_WRAP(__VA_ARGS__), AT_EXPAND(AT_ALL_TYPES), AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES), at::kBool, at::kHalf, at::kBFloat16)
+#define NEURON_DISPATCH_DRAWN(type, name, ...)                                                                                            \
+  AT_DISPATCH_V2(type, name, AT_WRAP(__VA_ARGS__), AT_EXPAND(AT_ALL_TYPES), AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES), at::kBool, at::kHalf, \
+                 at::kBFloat16)
 
 // ---- Real distributions ----
 
 Tensor& uniform_(Tensor& self, const Scalar& from, const Scalar& to, const Scalar& seed, const Scalar& offset) {
-  const int digits = self.scalar_type() == at::kHalf ? 11 : self.scalar_type() == at::kBFloat16 ? 8 : self.scalar_type() == at::kDouble ? 53 : 24;
+  const int digits = self.scalar_type() == at::kHalf       ? 11
+                     : self.scalar_type() == at::kBFloat16 ? 8
+                     : self.scalar_type() == at::kDouble   ? 53
+                                                           : 24;
   return fill_reals("uniform", self, stream_of(seed, offset), [&]<class T>(const uint32_t* words, size_t n, T* out) {
     random::uniform(words, n, from.to<T>(), to.to<T>(), digits, out);
   });
 }
 
 Tensor& normal_(Tensor& self, const Scalar& mean, const Scalar& std, const Scalar& seed, const Scalar& offset) {
-  return fill_reals("normal", self, stream_of(seed, offset), [&]<class T>(const uint32_t* words, size_t n, T* out) {
-    random::normal(words, n, mean.to<T>(), std.to<T>(), out);
-  });
+  return fill_reals("normal", self, stream_of(seed, offset),
+                    [&]<class T>(const uint32_t* words, size_t n, T* out) { random::normal(words, n, mean.to<T>(), std.to<T>(), out); });
 }
 
 Tensor& log_normal_(Tensor& self, const Scalar& mean, const Scalar& std, const Scalar& seed, const Scalar& offset) {
@@ -115,9 +119,8 @@ Tensor& log_normal_(Tensor& self, const Scalar& mean, const Scalar& std, const S
 }
 
 Tensor& exponential_(Tensor& self, const Scalar& rate, const Scalar& seed, const Scalar& offset) {
-  return fill_reals("exponential", self, stream_of(seed, offset), [&]<class T>(const uint32_t* words, size_t n, T* out) {
-    random::exponential(words, n, rate.to<T>(), out);
-  });
+  return fill_reals("exponential", self, stream_of(seed, offset),
+                    [&]<class T>(const uint32_t* words, size_t n, T* out) { random::exponential(words, n, rate.to<T>(), out); });
 }
 
 Tensor& cauchy_(Tensor& self, const Scalar& median, const Scalar& sigma, const Scalar& seed, const Scalar& offset) {
@@ -168,12 +171,14 @@ Tensor& bernoulli_(Tensor& self, const Scalar& p, const Scalar& seed, const Scal
 
 /// One probability an element; `p` broadcasts to `self`.
 Tensor& bernoulli_tensor_(Tensor& self, const Tensor& p, const Scalar& seed, const Scalar& offset) {
-  TORCH_CHECK_NOT_IMPLEMENTED(at::isFloatingType(p.scalar_type()), "\"bernoulli_tensor_p_\" not implemented for '", toString(p.scalar_type()), "'");
+  TORCH_CHECK_NOT_IMPLEMENTED(at::isFloatingType(p.scalar_type()), "\"bernoulli_tensor_p_\" not implemented for '",
+                              toString(p.scalar_type()), "'");
   if (self.numel() == 0) return self;
   const Tensor wide = p.to(at::kDouble);
   const auto [low, high] = at::aminmax(wide);
   const bool in_range = low.item<double>() >= 0 && high.item<double>() <= 1;
-  TORCH_CHECK(in_range, "Expected p_in >= 0 && p_in <= 1 to be true, but got false.  (A probability of bernoulli lies outside [0, 1], or is NaN.)");
+  TORCH_CHECK(in_range,
+              "Expected p_in >= 0 && p_in <= 1 to be true, but got false.  (A probability of bernoulli lies outside [0, 1], or is NaN.)");
   const Tensor expanded = wide.expand(self.sizes()).contiguous();
   const double* chance = expanded.const_data_ptr<double>();
   return fill_in_order(self, [&](const Tensor& out) {
@@ -220,9 +225,8 @@ std::tuple<Tensor, Tensor> dropout(const Tensor& input, const Scalar& p, const S
   const bool direct = output.is_contiguous();
   const Tensor out = direct ? output : at::empty(input.sizes(), input.options());
   const Tensor kept = direct ? mask : at::empty(input.sizes(), mask.options());
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, input.scalar_type(), "native_dropout", [&] {
-    dropout_tiles<scalar_t>(in, out, kept, keep, scale, stream_of(seed, offset));
-  });
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, input.scalar_type(), "native_dropout",
+                                  [&] { dropout_tiles<scalar_t>(in, out, kept, keep, scale, stream_of(seed, offset)); });
   if (!direct) {
     output.copy_(out);
     mask.copy_(kept);
@@ -262,7 +266,8 @@ Tensor& randperm_(Tensor& self, const Scalar& seed, const Scalar& offset) {
   sort_uniform(items);
   return fill_in_order(self, [&](const Tensor& out) {
     NEURON_DISPATCH_DRAWN(out.scalar_type(), "randperm", [&] {
-      std::transform(items.begin(), items.end(), out.mutable_data_ptr<scalar_t>(), [](const KeyedIndex& i) { return static_cast<scalar_t>(i.index); });
+      std::transform(items.begin(), items.end(), out.mutable_data_ptr<scalar_t>(),
+                     [](const KeyedIndex& i) { return static_cast<scalar_t>(i.index); });
     });
   });
 }

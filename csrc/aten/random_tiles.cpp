@@ -80,7 +80,7 @@ NEURON_INLINE void turn(Bits<T> x, T& cosine, T& sine) {
   } else {
     constexpr T cc[] = {1. / 24,        -1. / 720,          1. / 40320,           -1. / 3628800,
                         1. / 479001600, -1. / 87178291200., 1. / 20922789888000., -1. / 6402373705728000.};
-    constexpr T sc[] = {-1. / 6,         1. / 120,         -1. / 5040,          1. / 362880,
+    constexpr T sc[] = {-1. / 6,         1. / 120,         -1. / 5040,           1. / 362880,
                         -1. / 39916800., 1. / 6227020800., -1. / 1307674368000., 1. / 355687428096000.};
     c = polynomial(z, cc), s = polynomial(z, sc);
   }
@@ -160,20 +160,15 @@ NEURON_CLONES void fill_words(const RandomStream& stream, uint64_t first, uint32
 }
 
 // target_clones does not go with templates: these are the loops' instances.
-#define NEURON_INSTANCES(T)                                                                                     \
-  NEURON_CLONES void uniform(const uint32_t* words, size_t n, T from, T to, int digits, T* out) {               \
-    uniform_loop(words, n, from, to, digits, out);                                                              \
-  }                                                                                                             \
-  NEURON_CLONES void normal(const uint32_t* words, size_t n, T mean, T std, T* out) {                           \
-    normal_loop(words, n, mean, std, out);                                                                      \
-  }                                                                                                             \
-  NEURON_CLONES void exponential(const uint32_t* words, size_t n, T rate, T* out) {                             \
-    exponential_loop(words, n, rate, out);                                                                      \
-  }                                                                                                             \
-  NEURON_CLONES void open_unit(const uint32_t* words, size_t n, T* out) { open_unit_loop(words, n, out); }      \
-  NEURON_CLONES void dropout(const uint32_t* words, size_t n, uint64_t threshold, T scale, const T* in, T* out, \
-                             uint8_t* mask) {                                                                   \
-    dropout_loop(words, n, threshold, scale, in, out, mask);                                                    \
+#define NEURON_INSTANCES(T)                                                                                                      \
+  NEURON_CLONES void uniform(const uint32_t* words, size_t n, T from, T to, int digits, T* out) {                                \
+    uniform_loop(words, n, from, to, digits, out);                                                                               \
+  }                                                                                                                              \
+  NEURON_CLONES void normal(const uint32_t* words, size_t n, T mean, T std, T* out) { normal_loop(words, n, mean, std, out); }   \
+  NEURON_CLONES void exponential(const uint32_t* words, size_t n, T rate, T* out) { exponential_loop(words, n, rate, out); }     \
+  NEURON_CLONES void open_unit(const uint32_t* words, size_t n, T* out) { open_unit_loop(words, n, out); }                       \
+  NEURON_CLONES void dropout(const uint32_t* words, size_t n, uint64_t threshold, T scale, const T* in, T* out, uint8_t* mask) { \
+    dropout_loop(words, n, threshold, scale, in, out, mask);                                                                     \
   }
 NEURON_INSTANCES(float)
 NEURON_INSTANCES(double)
