@@ -313,6 +313,19 @@ for _ in range(2):
         assert word in done.stdout
 
 
+def test_too_little_address_space_is_explained(run_python):
+    code = """
+import resource, torch
+resource.setrlimit(resource.RLIMIT_AS, (32 << 30, 32 << 30))
+try:
+    torch.ones(2, device="neuron")
+except RuntimeError as error:
+    print(error)
+"""
+    done = run_python(code)
+    assert "ulimit -v" in done.stdout and "NEURON_RT_NUM_CORES" in done.stdout, done.stderr
+
+
 # ---- Limits. ----
 
 

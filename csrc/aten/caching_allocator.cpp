@@ -282,8 +282,8 @@ void DeviceCache::collect_pending(bool all) {
 Block* DeviceCache::new_block() {
   if (!spare_) {
     constexpr int count = 64;
-    Block* slab = new Block[count]();  // never freed: blocks come and go until the process ends
-    for (int i = 0; i < count; ++i) recycle(slab + i);
+    slabs_.push_back(std::make_unique<Block[]>(count));
+    for (int i = 0; i < count; ++i) recycle(&slabs_.back()[i]);
   }
   Block* block = spare_;
   spare_ = block->bin_next;

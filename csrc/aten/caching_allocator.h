@@ -188,6 +188,7 @@ class DeviceCache {
   std::unordered_set<Block*> segments_;  // the first block of each
   std::deque<Block*> pending_;
   Block* spare_ = nullptr;  // unused Block objects, linked by bin_next
+  std::vector<std::unique_ptr<Block[]>> slabs_;
   double fraction_ = 1.0;
   int64_t budget_;  // most bytes in segments
 

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <new>
 
 #include "csrc/runtime/emulated/instance.h"
 #include "csrc/runtime/emulated/stream.h"
@@ -41,8 +42,15 @@ std::unique_ptr<Target> open_target(const Settings& settings) {
   std::string problem;
   auto devices = devices_of(settings, &problem);
   TORCH_CHECK(problem.empty(), problem);
-  return std::make_unique<EmulatedTarget>(std::move(devices), settings.guard,
-                                          HostLimits{settings.host_memory_limit, settings.host_memory_reserve});
+  const HostLimits limits{settings.host_memory_limit, settings.host_memory_reserve};
+  try {
+    return std::make_unique<EmulatedTarget>(std::move(devices), settings.guard, limits);
+  } catch (const std::bad_alloc&) {
+    TORCH_CHECK(
+        false,
+        "The emulated NeuronCores need address space (not memory) of twice their HBM or more, and the system refused it. Raise the limit "
+        "on virtual memory (ulimit -v unlimited), or use fewer cores with NEURON_RT_NUM_CORES.");
+  }
 }
 
 }  // namespace neuron::emulated
