@@ -70,7 +70,7 @@ int64_t HostBudget::free() {
 int64_t HostBudget::untouched() {
   int64_t sum = 0;
   for (auto it = fresh_.begin(); it != fresh_.end();) {
-    struct stat facts {};
+    struct stat facts{};
     const int64_t touched = fstat(it->first, &facts) == 0 ? facts.st_blocks * int64_t{512} : 0;
     if (touched >= it->second) {
       it = fresh_.erase(it);  // pages are never given back singly: no need to look again
