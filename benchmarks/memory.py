@@ -1,7 +1,10 @@
 """The most memory that a training step holds beyond weights and optimizer state."""
 
 import json
+import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -22,15 +25,30 @@ def neuron_high_water(training: Training) -> int:
     return int(torch.accelerator.max_memory_allocated() - before)
 
 
+@contextmanager
+def without_native_chatter() -> Iterator[None]:
+    """PyTorch's profiler writes a line to stderr at its start and end, past Python."""
+    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
+
+
 def cpu_high_water(training: Training) -> int:
     """Bytes, as PyTorch's profiler counts what goes through the CPU allocator."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with without_native_chatter(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         training.step()
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         recorded.export_chrome_trace(str(trace))
         events = json.loads(trace.read_text())["traceEvents"]
-    return max(event["args"]["Total Allocated"] for event in events if event.get("name") == "[memory]")
+    changes = sorted((event for event in events if event.get("name") == "[memory]"), key=lambda event: event["ts"])
+    before = changes[0]["args"]["Total Allocated"] - changes[0]["args"]["Bytes"]
+    return max(change["args"]["Total Allocated"] for change in changes) - before
 
 
 @group("memory")
