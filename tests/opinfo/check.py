@@ -13,13 +13,11 @@ from torch.testing._internal.common_device_type import precisionOverride, tolera
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import DecorateInfo, OpInfo, SampleInput
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from .expectations import HOST_ARGUMENTS, VALUES_ARE_UNDEFINED
-from .samples import Placement
+from .expectations import VALUES_ARE_UNDEFINED
+from .forms import SEED, Call, Form, Outcome, other_forms
 
 OPS: dict[str, OpInfo] = {op.full_name: op for op in op_db}
-SEED = 1
 
 
 @dataclass
@@ -40,14 +38,15 @@ class Result:
         return asdict(self)
 
 
-@dataclass
-class Outcome:
-    outputs: list[Any]
-    gradients: list[torch.Tensor | None] | None
-
-
 class CpuFailed(Exception):
     """The CPU itself refuses this sample."""
+
+
+def on_cpu(form: Form) -> Outcome:
+    try:
+        return form("cpu")
+    except Exception as error:
+        raise CpuFailed(str(error)) from error
 
 
 def tolerances(op: OpInfo, dtype: torch.dtype) -> tuple[float, float]:
@@ -62,39 +61,6 @@ def tolerances(op: OpInfo, dtype: torch.dtype) -> tuple[float, float]:
             elif isinstance(decorator, precisionOverride) and dtype in decorator.d:
                 atol = max(atol, decorator.d[dtype])
     return rtol, atol
-
-
-def cotangents(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The same for every device: drawn on the CPU."""
-    generator = torch.Generator().manual_seed(SEED)
-    drawn = [torch.randn(out.shape, dtype=out.dtype, generator=generator) for out in outputs]
-    return [value.to(out.device) for value, out in zip(drawn, outputs, strict=True)]
-
-
-def run(op: OpInfo, sample: SampleInput, device: str) -> Outcome:
-    """Forward on copies of the sample's inputs, and the gradients of those that require them."""
-    place, keep = Placement(device), Placement("cpu")
-    place_args = keep if op.name in HOST_ARGUMENTS else place
-    value, args, kwargs = place(sample.input), place_args(sample.args), place_args(sample.kwargs)
-    torch.manual_seed(SEED)
-    with torch.device(device):  # for factories that are called without a device
-        result = op(value, *args, **kwargs)
-    outputs = tree_leaves(result)
-    leaves = [tensor for tensor in place.tensors if tensor.requires_grad]
-    if not leaves:
-        return Outcome(outputs, None)
-    processed = tree_leaves(sample.output_process_fn_grad(result))
-    differentiable = [out for out in processed if isinstance(out, torch.Tensor) and out.requires_grad]
-    if not differentiable:
-        return Outcome(outputs, None)
-    return Outcome(outputs, list(torch.autograd.grad(differentiable, leaves, cotangents(differentiable), allow_unused=True)))
-
-
-def run_on_cpu(op: OpInfo, sample: SampleInput) -> Outcome:
-    try:
-        return run(op, sample, "cpu")
-    except Exception as error:
-        raise CpuFailed(str(error)) from error
 
 
 def compare_leaf(actual: Any, expected: Any, limits: Callable[[torch.dtype], tuple[float, float]], values: bool) -> None:
@@ -136,34 +102,51 @@ class SeesRandomOps(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def is_random(op: OpInfo, sample: SampleInput) -> bool:
+def is_random(form: Form) -> bool:
     with SeesRandomOps() as mode:
-        run(op, sample, "cpu")
+        form("cpu")
     return mode.found
 
 
-def check_sample(op: OpInfo, sample: SampleInput, result: Result) -> None:
-    """Runs ``neuron`` twice (cache miss, cache hit).
+def check_form(op: OpInfo, form: Form, expected: Outcome) -> int:
+    """Runs ``form`` twice on ``neuron`` (cache miss, cache hit) and gives the number of gradients compared.
 
     Values of a random result are not compared; which is random is asked only when they differ.
     """
-    expected = run_on_cpu(op, sample)
     values = op.name not in VALUES_ARE_UNDEFINED
+    gradients = 0
     for attempt in ("first run", "second run"):
-        actual = run(op, sample, "neuron")
+        actual = form("neuron")
         for phase, got, wanted in (("forward", actual.outputs, expected.outputs), ("gradient", actual.gradients, expected.gradients)):
             if wanted is None:
                 continue
             assert got is not None, f"{attempt}, {phase}: no gradient"
-            result.gradients += phase == "gradient"
+            gradients += phase == "gradient"
             try:
                 compare(got, wanted, lambda dtype: tolerances(op, dtype), values)
             except AssertionError as error:
-                if values and is_random(op, sample):
+                if values and is_random(form):
                     values = False
                     compare(got, wanted, lambda dtype: tolerances(op, dtype), values)
                     continue
                 raise AssertionError(f"{attempt}, {phase}: {error}") from error
+    return gradients
+
+
+def check_sample(op: OpInfo, sample: SampleInput, result: Result) -> None:
+    """The functional form must run on the CPU for the sample to count; the other forms count where the CPU runs them."""
+    call = Call(op, sample)
+    expected = on_cpu(call.functional)
+    result.gradients += check_form(op, call.functional, expected)
+    for name, form in other_forms(call, expected):
+        try:
+            wanted = on_cpu(form)
+        except CpuFailed:
+            continue
+        try:
+            check_form(op, form, wanted)
+        except Exception as error:
+            raise type(error)(f"{name}: {error}").with_traceback(error.__traceback__) from error
 
 
 def describe(error: BaseException) -> str:
