@@ -9,6 +9,12 @@
 
 namespace {
 
+void open_device() {
+  neuron::check_fork();  // PyTorch's once-flag was copied by the fork as well
+  neuron::target();
+  at::globalContext().lazyInitDevice(c10::kPrivateUse1);
+}
+
 /// NeuronCore versions, what get_device_capability() gives: trn2 has NeuronCore-v3, trn3 NeuronCore-v4.
 int core_version(const neuron::DeviceInfo& info) { return info.generation == "trn3" ? 4 : 3; }
 
@@ -33,8 +39,7 @@ py::dict properties(int device) {
 
 void bind_device(py::module_& m) {
   m.def("_device_count", [] { return static_cast<int>(neuron::visible_devices()); }, "Devices of this process; opens and throws nothing.");
-  m.def("_init", torch::wrap_pybind_function([] { at::globalContext().lazyInitDevice(c10::kPrivateUse1); }),
-        "Opens the device. Raises RuntimeError with the cause and the remedy.");
+  m.def("_init", torch::wrap_pybind_function(open_device), "Opens the device. Raises RuntimeError with the cause and the remedy.");
   m.def("_is_initialized", [] { return neuron::target_is_open() && !neuron::in_bad_fork(); });
   m.def("_is_in_bad_fork", [] { return neuron::in_bad_fork(); });
   m.def("_current_device", [] { return neuron::current_device(); });

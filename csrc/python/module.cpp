@@ -1,6 +1,7 @@
 // The extension module torch_neuronx._C, and the two places where the library needs Python: the GIL, and lazy initialisation after a fork.
 #include <pybind11/pybind11.h>
 #include <torch/csrc/utils/device_lazy_init.h>
+#include <unistd.h>
 
 #include "csrc/aten/autocast.h"
 #include "csrc/aten/guard.h"
@@ -24,7 +25,14 @@ void* release_gil() {
 }
 
 void take_gil(void* state) {
-  if (state) PyEval_RestoreThread(static_cast<PyThreadState*>(state));
+  if (!state) return;
+  try {
+    PyEval_RestoreThread(static_cast<PyThreadState*>(state));
+  } catch (...) {
+    // While the interpreter ends, CPython before 3.14 makes daemon threads leave here through pthread_exit(). That unwinding would meet a
+    // destructor and abort the process, so the thread stays until the process is gone, as it does from 3.14 on.
+    for (;;) pause();
+  }
 }
 
 /// Makes PyTorch ask torch.neuron._lazy_init() again, which refuses.
