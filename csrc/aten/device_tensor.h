@@ -9,8 +9,9 @@ namespace neuron {
 
 /// A tensor of the device on `storage`, described by `meta`, whose first element is `offset` elements into the storage.
 inline at::Tensor make_device_tensor(c10::Storage storage, const TensorMeta& meta, int64_t offset) {
-  auto tensor = at::detail::make_tensor_base<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                                              c10::scalarTypeToTypeMeta(meta.dtype));
+  c10::DispatchKeySet keys(c10::DispatchKey::PrivateUse1);
+  if (C10_UNLIKELY(meta.zero)) keys = keys.add(c10::DispatchKey::ZeroTensor);
+  auto tensor = at::detail::make_tensor_base<c10::TensorImpl>(std::move(storage), keys, c10::scalarTypeToTypeMeta(meta.dtype));
   auto* impl = tensor.unsafeGetTensorImpl();
   if (meta.sizes.size() != 1 || meta.sizes[0] != 0 || offset != 0) impl->set_sizes_and_strides(meta.sizes, meta.strides, offset);
   at::Tensor result(std::move(tensor));

@@ -57,6 +57,19 @@ at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, s
                                                                  &NeuronAllocator::get(), kNeuron, c10::dtype_or_default(dtype)));
 }
 
+/// Zeros that have no memory: what forward-mode AD and some gradients stand in for "no contribution".
+at::Tensor efficient_zero(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<c10::Layout> layout,
+                          std::optional<c10::Device> device, std::optional<bool> pin_memory) {
+  check_options(layout, pin_memory);
+  auto place = device_or_current(device);
+  auto sizes = C10_AS_INTARRAYREF_SLOW(size);
+  auto type = c10::scalarTypeToTypeMeta(c10::dtype_or_default(dtype));
+  c10::Storage nothing(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, place), &NeuronAllocator::get(), false);
+  auto zero = at::detail::make_tensor<c10::TensorImpl>(std::move(nothing), kNeuron.add(c10::DispatchKey::ZeroTensor), type);
+  zero.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return zero;
+}
+
 at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<c10::SymInt> offset) {
   auto start = offset ? std::optional<int64_t>(offset->guard_int(__FILE__, __LINE__)) : std::nullopt;
   return at::native::as_strided_tensorimpl(self, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), start);
@@ -136,6 +149,7 @@ void record_stream(at::Tensor& self, c10::Stream stream) { NeuronAllocator::get(
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", TORCH_FN(empty));
   m.impl("empty_strided", TORCH_FN(empty_strided));
+  m.impl("_efficientzerotensor", TORCH_FN(efficient_zero));
   m.impl("as_strided", TORCH_FN(as_strided));
   m.impl("view", TORCH_FN(view));
   m.impl("_reshape_alias", TORCH_FN(reshape_alias));

@@ -10,13 +10,14 @@ TensorMeta TensorMeta::of(const at::TensorBase& tensor, int64_t offset) {
   meta.offset = offset;
   meta.conj = tensor.is_conj();
   meta.neg = tensor.is_neg();
+  meta.zero = tensor._is_zerotensor();
   meta.wrapped_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
   return meta;
 }
 
 bool TensorMeta::matches(const at::TensorBase& tensor) const {
   return tensor.scalar_type() == dtype && tensor.sizes() == at::IntArrayRef(sizes) && tensor.strides() == at::IntArrayRef(strides) &&
-         tensor.is_conj() == conj && tensor.is_neg() == neg;
+         tensor.is_conj() == conj && tensor.is_neg() == neg && tensor._is_zerotensor() == zero;
 }
 
 size_t TensorMeta::span_bytes() const {

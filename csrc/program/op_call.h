@@ -28,9 +28,10 @@ struct TensorMeta {
   c10::SmallVector<int64_t, 5> sizes, strides;
   int64_t offset = 0;  ///< elements from the start of its storage, as its group describes it
   bool conj = false, neg = false, wrapped_number = false;
+  bool zero = false;  ///< a ZeroTensor: zeros without memory
 
   static TensorMeta of(const at::TensorBase& tensor, int64_t offset);
-  bool matches(const at::TensorBase& tensor) const;  ///< dtype, sizes, strides, conj and neg
+  bool matches(const at::TensorBase& tensor) const;  ///< dtype, sizes, strides, conj, neg and zero
   size_t span_bytes() const;                         ///< bytes from the storage's start to the last element's end
 };
 

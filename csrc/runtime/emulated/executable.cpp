@@ -72,7 +72,8 @@ c10::Storage cpu_storage(void* data, size_t bytes) {
 }
 
 at::Tensor cpu_view(c10::Storage storage, const TensorMeta& meta) {
-  auto tensor = at::detail::make_tensor_base<c10::TensorImpl>(std::move(storage), kCpu, c10::scalarTypeToTypeMeta(meta.dtype));
+  auto keys = meta.zero ? kCpu.add(c10::DispatchKey::ZeroTensor) : kCpu;
+  auto tensor = at::detail::make_tensor_base<c10::TensorImpl>(std::move(storage), keys, c10::scalarTypeToTypeMeta(meta.dtype));
   auto* impl = tensor.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(meta.sizes, meta.strides, meta.offset);
   if (meta.wrapped_number) impl->set_wrapped_number(true);
@@ -358,13 +359,14 @@ c10::IValue Tracer::adopt(const c10::IValue& value) {
   return adopted;
 }
 
-/// Gives the memory of a result's CPU storage to a device storage; returns its index among program_.fresh.
+/// Gives the memory of a result's CPU storage (null: it has none) to a device storage; returns its index among program_.fresh.
 int Tracer::fresh_storage(c10::StorageImpl* cpu) {
   for (size_t i = 0; i < fresh_cpu_.size(); ++i) {
-    if (fresh_cpu_[i] == cpu) return static_cast<int>(i);
+    if (cpu != nullptr && fresh_cpu_[i] == cpu) return static_cast<int>(i);
   }
   auto& allocator = NeuronAllocator::get();
-  FreshStorage fresh{cpu->nbytes(), arena_->index_of(cpu->data())};
+  FreshStorage fresh;
+  if (cpu != nullptr) fresh = {cpu->nbytes(), arena_->index_of(cpu->data())};
   c10::DataPtr data;
   if (fresh.bytes == 0) {
     data = c10::DataPtr(nullptr, c10::Device(c10::DeviceType::PrivateUse1, stream_.device));
@@ -400,6 +402,12 @@ ResultMeta Tracer::adopt_tensor(const at::Tensor& tensor, at::Tensor& adopted) {
                               " returns a tensor of layout ", tensor.layout(),
                               (tensor.is_quantized() ? " (quantized)" : ""), ", which device neuron does not hold yet: run it on the CPU, x.cpu()");
   auto* cpu = tensor.storage().unsafeGetStorageImpl();
+  if (tensor._is_zerotensor()) {
+    result.source = fresh_storage(nullptr);
+    result.meta = TensorMeta::of(tensor, 0);
+    adopted = make_device_tensor(fresh_device_[result.source], result.meta, 0);
+    return result;
+  }
   for (size_t i = 0; i < views_.size(); ++i) {
     if (call_.tensors[i].host_scalar || views_[i].storage().unsafeGetStorageImpl() != cpu) continue;
     result.kind = ResultMeta::Kind::view;
