@@ -1,7 +1,11 @@
-#include "csrc/aten/attention.h"
-
+// Scaled dot product attention on the device.
+//
+// Note [Attention]
+// `scaled_dot_product_attention` asks a stub which kernel to use. Ours decides as the CPU's does, from metadata and torch.backends'
+// switches alone: flash attention (_scaled_dot_product_flash_attention_for_cpu and its backward, ordinary ops of the front end) where the
+// CPU would use it, the math composite otherwise, so also with dropout, whose words then come from the device's generator. The
+// *_overrideable pair, which a compiled or hand-written program may name, is the same flash kernel behind CUDA's signature.
 #include <ATen/native/transformers/attention.h>
-#include <ATen/native/transformers/sdp_utils_cpp.h>
 #include <ATen/ops/_fused_sdp_choice_native.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
@@ -54,26 +58,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> overrideable_backward(const Tensor& g
   return {wanted[0] ? dq : Tensor(), wanted[1] ? dk : Tensor(), wanted[2] ? dv : Tensor(), Tensor()};
 }
 
-template <class Visit>
-void for_each_op(Visit visit) {
-  visit("_fused_sdp_choice", TORCH_FN(choose));
-  visit("_scaled_dot_product_fused_attention_overrideable", TORCH_FN(overrideable));
-  visit("_scaled_dot_product_fused_attention_overrideable_backward", TORCH_FN(overrideable_backward));
-}
-
 }  // namespace
 
-const std::set<std::string>& attention_ops() {
-  static const auto& names = *new std::set<std::string>([] {
-    std::set<std::string> all;
-    for_each_op([&](const char* name, auto) { all.insert("aten::" + std::string(name)); });
-    return all;
-  }());
-  return names;
-}
-
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  for_each_op([&](const char* name, auto function) { m.impl(name, function); });
+  m.impl("_fused_sdp_choice", TORCH_FN(choose));
+  m.impl("_scaled_dot_product_fused_attention_overrideable", TORCH_FN(overrideable));
+  m.impl("_scaled_dot_product_fused_attention_overrideable_backward", TORCH_FN(overrideable_backward));
 }
 
 }  // namespace neuron

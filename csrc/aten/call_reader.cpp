@@ -23,14 +23,14 @@ uint64_t bits(double value) {
   return word;
 }
 
-/// Process-wide switches that change what kernels compute or how they lay results out.
+/// Process-wide switches that change how kernels lay results out or what they fill them with. (Matmul precision is none of them: kernels
+/// read it when they run, and asking for it costs several hash look-ups.)
 uint64_t global_flags() {
   const auto& context = at::globalContext();
   uint64_t flags = static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype()));
   flags |= uint64_t{context.deterministicAlgorithms()} << 8;
   flags |= uint64_t{context.deterministicFillUninitializedMemory()} << 9;
   flags |= uint64_t{context.userEnabledMkldnn()} << 10;
-  flags |= static_cast<uint64_t>(context.float32MatmulPrecision()) << 16;
   return flags;
 }
 
@@ -337,7 +337,7 @@ std::string describe_words(c10::ArrayRef<uint64_t> words) {
 std::string describe_difference(const c10::OperatorHandle& op, c10::ArrayRef<uint64_t> before, c10::ArrayRef<uint32_t> marks_before,
                                 c10::ArrayRef<uint64_t> now, c10::ArrayRef<uint32_t> marks_now) {
   if (before[0] != now[0]) return c10::str("device: neuron:", before[0], " -> neuron:", now[0]);
-  if (before[1] != now[1]) return "global flags: default dtype, deterministic mode or matmul precision changed";
+  if (before[1] != now[1]) return "global flags: default dtype, deterministic mode or oneDNN switch changed";
   auto words_of = [](c10::ArrayRef<uint64_t> key, c10::ArrayRef<uint32_t> marks, size_t i) {
     size_t end = i + 1 < marks.size() ? marks[i + 1] : key.size();
     return key.slice(marks[i], end - marks[i]);

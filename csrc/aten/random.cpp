@@ -1,7 +1,8 @@
+// Random ops of the device: ATen's signatures and checks on PrivateUse1, over neuron::philox_* (random_kernels.cpp).
+//
 // Each kernel checks its arguments as PyTorch does, takes words from the generator, and calls a neuron::philox_* op, which the front end
-// queues like any other. The default generator of the CPU is never touched.
-#include "csrc/aten/random.h"
-
+// queues like any other. The default generator of the CPU is never touched. The other overloads that PyTorch tags nondeterministic_seeded
+// are composites of these (rand, randn_like, dropout...), and must stay so.
 #include <ATen/Dispatch_v2.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -299,53 +300,38 @@ Tensor& rrelu_with_noise_out(const Tensor& self, Tensor& noise, const Scalar& lo
   return out.copy_(result);
 }
 
-/// The table: visit(overload, function) for each.
-template <class Visit>
-void for_each_op(Visit visit) {
-  visit("uniform_", TORCH_FN(uniform_));
-  visit("normal_", TORCH_FN(normal_));
-  visit("normal.Tensor_float", TORCH_FN(normal_tensor_float));
-  visit("normal.float_Tensor", TORCH_FN(normal_float_tensor));
-  visit("normal.Tensor_Tensor", TORCH_FN(normal_tensor_tensor));
-  visit("normal.Tensor_float_out", TORCH_FN(normal_tensor_float_out));
-  visit("normal.float_Tensor_out", TORCH_FN(normal_float_tensor_out));
-  visit("normal.Tensor_Tensor_out", TORCH_FN(normal_tensor_tensor_out));
-  visit("log_normal_", TORCH_FN(log_normal_));
-  visit("cauchy_", TORCH_FN(cauchy_));
-  visit("exponential_", TORCH_FN(exponential_));
-  visit("geometric_", TORCH_FN(geometric_));
-  visit("random_", TORCH_FN(random_));
-  visit("random_.from", TORCH_FN(random_from_));
-  visit("random_.to", TORCH_FN(random_to_));
-  visit("bernoulli_.float", TORCH_FN(bernoulli_float_));
-  visit("bernoulli_.Tensor", TORCH_FN(bernoulli_tensor_));
-  visit("bernoulli.out", TORCH_FN(bernoulli_out));
-  visit("native_dropout", TORCH_FN(native_dropout));
-  visit("randperm.generator_out", TORCH_FN(randperm_out));
-  visit("multinomial", TORCH_FN(multinomial));
-  visit("multinomial.out", TORCH_FN(multinomial_out));
-  visit("poisson", TORCH_FN(poisson));
-  visit("binomial", TORCH_FN(binomial));
-  visit("_standard_gamma", TORCH_FN(standard_gamma));
-  visit("_sample_dirichlet", TORCH_FN(sample_dirichlet));
-  visit("rrelu_with_noise", TORCH_FN(rrelu_with_noise));
-  visit("rrelu_with_noise_", TORCH_FN(rrelu_with_noise_));
-  visit("rrelu_with_noise.out", TORCH_FN(rrelu_with_noise_out));
-}
-
 }  // namespace
 
-const std::set<std::string>& random_ops() {
-  static const auto& names = *new std::set<std::string>([] {
-    std::set<std::string> all;
-    for_each_op([&](const char* name, auto) { all.insert("aten::" + std::string(name)); });
-    return all;
-  }());
-  return names;
-}
-
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  for_each_op([&](const char* name, auto function) { m.impl(name, function); });
+  m.impl("uniform_", TORCH_FN(uniform_));
+  m.impl("normal_", TORCH_FN(normal_));
+  m.impl("normal.Tensor_float", TORCH_FN(normal_tensor_float));
+  m.impl("normal.float_Tensor", TORCH_FN(normal_float_tensor));
+  m.impl("normal.Tensor_Tensor", TORCH_FN(normal_tensor_tensor));
+  m.impl("normal.Tensor_float_out", TORCH_FN(normal_tensor_float_out));
+  m.impl("normal.float_Tensor_out", TORCH_FN(normal_float_tensor_out));
+  m.impl("normal.Tensor_Tensor_out", TORCH_FN(normal_tensor_tensor_out));
+  m.impl("log_normal_", TORCH_FN(log_normal_));
+  m.impl("cauchy_", TORCH_FN(cauchy_));
+  m.impl("exponential_", TORCH_FN(exponential_));
+  m.impl("geometric_", TORCH_FN(geometric_));
+  m.impl("random_", TORCH_FN(random_));
+  m.impl("random_.from", TORCH_FN(random_from_));
+  m.impl("random_.to", TORCH_FN(random_to_));
+  m.impl("bernoulli_.float", TORCH_FN(bernoulli_float_));
+  m.impl("bernoulli_.Tensor", TORCH_FN(bernoulli_tensor_));
+  m.impl("bernoulli.out", TORCH_FN(bernoulli_out));
+  m.impl("native_dropout", TORCH_FN(native_dropout));
+  m.impl("randperm.generator_out", TORCH_FN(randperm_out));
+  m.impl("multinomial", TORCH_FN(multinomial));
+  m.impl("multinomial.out", TORCH_FN(multinomial_out));
+  m.impl("poisson", TORCH_FN(poisson));
+  m.impl("binomial", TORCH_FN(binomial));
+  m.impl("_standard_gamma", TORCH_FN(standard_gamma));
+  m.impl("_sample_dirichlet", TORCH_FN(sample_dirichlet));
+  m.impl("rrelu_with_noise", TORCH_FN(rrelu_with_noise));
+  m.impl("rrelu_with_noise_", TORCH_FN(rrelu_with_noise_));
+  m.impl("rrelu_with_noise.out", TORCH_FN(rrelu_with_noise_out));
 }
 
 }  // namespace neuron

@@ -8,7 +8,7 @@ import torch
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_leaves
 
-from .expectations import HOST_ARGUMENTS
+from .expectations import HOST_ARGUMENTS, STRIDED_OUT_BREAKS_THE_CPU
 from .samples import Placement
 
 SEED = 1
@@ -91,4 +91,6 @@ def other_forms(call: Call, functional: Outcome) -> Iterator[tuple[str, Form]]:
     tensors = [out for out in functional.outputs if isinstance(out, torch.Tensor)]
     if call.op.supports_out and tensors and len(tensors) == len(functional.outputs):
         yield "out= of size 0", call.out(tensors, empty=True)
+        if call.op.name in STRIDED_OUT_BREAKS_THE_CPU:
+            return
         yield "out= strided", call.out(tensors, empty=False)
