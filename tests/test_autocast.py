@@ -99,7 +99,7 @@ def test_unsupported_dtype_warns(ab):
 
 
 def test_weight_cache_and_backward():
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 1)).neuron()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 1)).to("neuron")
     x = torch.randn(16, 4, device="neuron")
     with torch.autocast("neuron"):
         loss = model(x).float().square().mean() + model(x).float().mean()
@@ -132,7 +132,7 @@ def test_custom_function():
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
 def test_grad_scaler(optimizer):
     torch.manual_seed(0)
-    model = torch.nn.Linear(4, 1).neuron()
+    model = torch.nn.Linear(4, 1).to("neuron")
     step = optimizer(model.parameters(), lr=0.05)
     scaler = torch.amp.GradScaler("neuron", init_scale=256.0, growth_interval=2)
     x = torch.randn(32, 4, device="neuron")
@@ -153,7 +153,7 @@ def test_grad_scaler(optimizer):
 
 
 def test_grad_scaler_skips_a_step_with_infinities():
-    model = torch.nn.Linear(2, 1).neuron()
+    model = torch.nn.Linear(2, 1).to("neuron")
     step = torch.optim.SGD(model.parameters(), lr=1.0)
     scaler = torch.amp.GradScaler("neuron", init_scale=4.0)
     before = model.weight.detach().cpu().clone()

@@ -42,7 +42,7 @@ def test_the_module_is_the_package():
     get_rng_state_all set_rng_state_all default_generators get_amp_supported_dtype is_bf16_supported
     memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_stats memory_summary
     empty_cache reset_peak_memory_stats reset_accumulated_memory_stats mem_get_info explain get_executed_ops
-    get_fallback_ops clear_op_tracking _initialized
+    get_fallback_ops clear_op_tracking get_dynamo_metrics reset_dynamo_metrics _initialized
     """.split(),
 )
 def test_public_names(name):
@@ -109,7 +109,9 @@ def test_default_device_and_context():
 def test_generated_methods():
     x = torch.ones(2)
     assert not x.is_neuron and x.neuron().is_neuron and x.neuron(1).device.index == 1
-    assert torch.nn.Linear(2, 2).neuron().weight.is_neuron
+    layer = torch.nn.Linear(2, 2)
+    layer.neuron()  # type: ignore[operator]
+    assert layer.weight.is_neuron
     assert x.untyped_storage().neuron().device.type == "neuron"
     packed = torch.nn.utils.rnn.pack_sequence([torch.ones(2), torch.ones(1)]).neuron()
     assert packed.data.is_neuron and packed.is_neuron

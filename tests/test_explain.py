@@ -1,14 +1,17 @@
 """torch.neuron.explain(): the report from given counters, and the counters from given code."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from torch_neuronx import explain as explain_function
+from torch_neuronx import metrics
 from torch_neuronx.explain import Report, _between, _size
 
 neuron = torch.neuron
 
-COUNTERS = {
+COUNTERS: dict[str, Any] = {
     "ops": {
         "aten::add.Tensor": {"calls": 12, "hits": 10, "misses": 2, "inline": 0},
         "aten::nonzero": {"calls": 1, "hits": 0, "misses": 0, "inline": 1},
@@ -86,7 +89,7 @@ def test_hits_and_misses_of_real_calls():
 
 
 def test_a_changing_learning_rate_does_not_miss():
-    model = torch.nn.Linear(4, 4).neuron()
+    model = torch.nn.Linear(4, 4).to("neuron")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     x = torch.randn(2, 4, device="neuron")
@@ -151,6 +154,13 @@ def test_op_tracking():
     assert "aten::mul_.Scalar" in neuron.get_executed_ops() or "aten::mul_.Tensor" in neuron.get_executed_ops()
     neuron.clear_op_tracking()
     assert neuron.get_executed_ops() == [] and neuron.get_fallback_ops() == []
+
+
+def test_dynamo_metrics():
+    metrics.count("compiled_graphs", 2)
+    assert neuron.get_dynamo_metrics()["compiled_graphs"] >= 2
+    neuron.reset_dynamo_metrics()
+    assert neuron.get_dynamo_metrics() == {"compiled_graphs": 0, "graphs_with_collectives": 0}
 
 
 def test_fallbacks_are_counted_with_their_reason(run_python):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch_neuronx import _C
 from torch_neuronx._utils import DEVICE, _get_device_index
@@ -88,8 +87,7 @@ class device_of(device):
         super().__init__(obj.device.index if obj.device.type == DEVICE else -1)
 
 
-@dataclass(frozen=True)
-class DeviceProperties:
+class DeviceProperties(NamedTuple):
     """Facts about one logical NeuronCore.
 
     ``name`` is the generation that scripts look for (``"trn2"``) and says ``(emulated)`` when it is; ``architecture`` is the generation

@@ -28,6 +28,7 @@ from torch_neuronx.amp import get_amp_supported_dtype
 from torch_neuronx.explain import clear_op_tracking, explain, get_executed_ops, get_fallback_ops
 from torch_neuronx.memory import *  # noqa: F403
 from torch_neuronx.memory import __all__ as _memory_names
+from torch_neuronx.metrics import get_dynamo_metrics, reset_dynamo_metrics
 from torch_neuronx.random import (
     get_rng_state,
     get_rng_state_all,
@@ -73,6 +74,7 @@ __all__ = [
     "get_device_capability",
     "get_device_name",
     "get_device_properties",
+    "get_dynamo_metrics",
     "get_executed_ops",
     "get_fallback_ops",
     "get_rng_state",
@@ -86,6 +88,7 @@ __all__ = [
     "manual_seed_all",
     "memory",
     "random",
+    "reset_dynamo_metrics",
     "seed",
     "seed_all",
     "set_device",
