@@ -183,6 +183,7 @@ void EmulatedExecutable::run(const uint64_t* words) {
     try {
       program_.calls[0].op.redispatchBoxed(kCpu, &stack_);
     } catch (c10::Error& error) {
+      if (settings().launch_blocking) throw;
       error.add_context(c10::str("This error was raised by ", name_, " on neuron:", device_,
                                  ", which ran asynchronously: the call that caused it is earlier in the program. NEURON_LAUNCH_BLOCKING=1 makes "
                                  "each call raise its own errors."));
