@@ -7,7 +7,7 @@ from tests.opinfo.names import slice_of_today, variant_names
 from tests.opinfo.pool import run_all
 from tests.opinfo.report import counted, table, unexpected
 
-SLICES = 12
+SLICES = 24
 
 
 @pytest.mark.timeout(600)

@@ -70,6 +70,10 @@ def compare_leaf(actual: Any, expected: Any, limits: Callable[[torch.dtype], tup
         assert (actual.dtype, actual.shape, actual.layout) == (expected.dtype, expected.shape, expected.layout), (
             f"{actual.dtype} {tuple(actual.shape)} {actual.layout}, expected {expected.dtype} {tuple(expected.shape)} {expected.layout}"
         )
+        if expected.layout is torch.strided and expected.numel() > 1:
+            place = actual.stride(), actual.storage_offset()
+            wanted = expected.stride(), expected.storage_offset()
+            assert place == wanted, f"strides and offset {place}, expected {wanted}"
         if values:
             rtol, atol = limits(expected.dtype)
             torch.testing.assert_close(actual.detach().cpu(), expected.detach(), rtol=rtol, atol=atol, equal_nan=True)
