@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "csrc/aten/front_end.h"
+#include "csrc/aten/layouts.h"
 
 namespace neuron {
 namespace {
@@ -90,7 +91,7 @@ int register_front_end() {
     handles->push_back(dispatcher.registerImpl(name, c10::DispatchKey::PrivateUse1, boxed_kernel(*op), std::nullopt, nullptr,
                                                "torch_neuronx: csrc/aten/registration.cpp"));
   }
-  return static_cast<int>(handles->size());
+  return static_cast<int>(handles->size()) + register_layouts();
 }
 
 }  // namespace neuron

@@ -26,6 +26,10 @@ class ProgramTarget {
   /// the Program must not be kept.
   virtual bool trace(Program& program, c10::ArrayRef<at::Tensor> tensors, Stream& stream, torch::jit::Stack& results) = 0;
 
+  /// Runs a call whose tensors may have any layout (sparse, nested, quantized), on the calling thread after all earlier work of
+  /// `stream`. Such calls are not cached: their results depend on data.
+  virtual void run_any_layout(const c10::OperatorHandle& op, torch::jit::Stack* stack, Stream& stream) = 0;
+
   /// Results that differed from their cached metadata, counted under TORCH_NEURONX_CHECK_META=1.
   virtual uint64_t meta_mismatches() const = 0;
 };

@@ -13,6 +13,7 @@
 #include "csrc/aten/device_tensor.h"
 #include "csrc/program/metadata.h"
 #include "csrc/runtime/emulated/arena.h"
+#include "csrc/runtime/emulated/layouts.h"
 #include "csrc/runtime/emulated/stream.h"
 #include "csrc/runtime/memory.h"
 #include "csrc/runtime/settings.h"
@@ -23,13 +24,16 @@ namespace {
 constexpr c10::DispatchKeySet kCpu(c10::DispatchKey::CPU);
 std::atomic<uint64_t> mismatches{0};
 
-/// Dispatch keys that kernels must not meet: what they stand for was handled before the device's kernel was called.
+}  // namespace
+
 const c10::DispatchKeySet& keys_above_kernels() {
   static const c10::DispatchKeySet keys = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
                                           c10::functorch_transforms_ks | c10::python_ks |
                                           c10::DispatchKeySet({c10::DispatchKey::Functionalize, c10::DispatchKey::Tracer});
   return keys;
 }
+
+namespace {
 
 /// Sets the number of OpenMP threads for one kernel. torch's own OpenMP runtime is found by name: linking another one would
 /// give the process two. at::set_num_threads() is not used because it changes process-wide settings.
@@ -66,6 +70,8 @@ class ThreadScope {
   int before_ = 0;
 };
 
+}  // namespace
+
 c10::Storage cpu_storage(void* data, size_t bytes) {
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                c10::DataPtr(data, c10::Device(c10::DeviceType::CPU)), c10::GetCPUAllocator(), true);
@@ -82,6 +88,26 @@ at::Tensor cpu_view(c10::Storage storage, const TensorMeta& meta) {
   if (meta.neg) view._set_neg(true);
   return view;
 }
+
+c10::Storage cpu_view(const c10::Storage& device) {
+  void* data = device.mutable_data();
+  return cpu_storage(data ? host_address(data) : nullptr, device.nbytes());
+}
+
+c10::DataPtr adopt_memory(c10::StorageImpl& cpu, Stream& stream, const TraceArena* arena) {
+  const size_t bytes = cpu.nbytes();
+  if (bytes == 0) return {nullptr, c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(stream.device))};
+  auto& allocator = NeuronAllocator::get();
+  // The CPU storage keeps its pointer, which no longer frees the block, for other results that share it and are still to be adopted.
+  if (arena != nullptr && arena->index_of(cpu.data()) >= 0) {
+    if (Block* traced = TraceArena::take(cpu.mutable_data())) return allocator.make_data_ptr(traced);
+  }
+  c10::DataPtr data = allocator.make_data_ptr(allocator.allocate_block(stream.device, &stream, bytes));
+  std::memcpy(host_address(data.get()), cpu.data(), bytes);
+  return data;
+}
+
+namespace {
 
 void put(std::vector<c10::IValue>& arguments, const Place& where, c10::IValue value) {
   if (where.element < 0) {
@@ -297,8 +323,7 @@ void Tracer::make_views(std::vector<c10::IValue>& arguments) {
       views_.push_back(views_[slot.same_as]);
     } else {
       if (slot.leader == static_cast<int>(i)) {
-        void* data = tensor.storage().mutable_data();
-        storages[i] = cpu_storage(data ? host_address(data) : nullptr, tensor.storage().nbytes());
+        storages[i] = cpu_view(tensor.storage());
       }
       views_.push_back(cpu_view(storages[slot.leader], TensorMeta::of(tensor, tensor.storage_offset())));
     }
@@ -326,6 +351,12 @@ void Tracer::adopt_writes() {
       TORCH_INTERNAL_ASSERT(block != nullptr, call_.op.operator_name(), " resized an argument with memory from elsewhere");
       storage->set_data_ptr(allocator.make_data_ptr(block));
       storage->set_nbytes(bytes);
+    }
+    // linalg_lu_solve.out and the like leave a conjugate view behind.
+    if (view.is_conj() != tensor.is_conj() || view.is_neg() != tensor.is_neg()) {
+      keep_ = false;
+      tensor._set_conj(view.is_conj());
+      tensor._set_neg(view.is_neg());
     }
     if (view.sizes() != tensor.sizes() || view.strides() != tensor.strides() || view.storage_offset() != tensor.storage_offset()) {
       keep_ = false;
@@ -365,23 +396,15 @@ int Tracer::fresh_storage(c10::StorageImpl* cpu) {
   for (size_t i = 0; i < fresh_cpu_.size(); ++i) {
     if (cpu != nullptr && fresh_cpu_[i] == cpu) return static_cast<int>(i);
   }
-  auto& allocator = NeuronAllocator::get();
   FreshStorage fresh;
-  if (cpu != nullptr) fresh = {cpu->nbytes(), arena_->index_of(cpu->data())};
-  c10::DataPtr data;
-  if (fresh.bytes == 0) {
-    data = c10::DataPtr(nullptr, c10::Device(c10::DeviceType::PrivateUse1, stream_.device));
-  } else if (Block* traced = TraceArena::take(cpu->mutable_data())) {
-    data = allocator.make_data_ptr(traced);  // the CPU storage's own pointer no longer frees it
-  } else {
-    auto* block = allocator.allocate_block(stream_.device, &stream_, fresh.bytes);
-    data = allocator.make_data_ptr(block);
-    std::memcpy(host_address(data.get()), cpu->data(), fresh.bytes);
-    fresh.allocation = -1;
+  c10::DataPtr data(nullptr, c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(stream_.device)));
+  if (cpu != nullptr) {
+    fresh = {cpu->nbytes(), arena_->index_of(cpu->data())};
+    data = adopt_memory(*cpu, stream_, arena_);
   }
   fresh_cpu_.push_back(cpu);
   fresh_device_.emplace_back(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), fresh.bytes, std::move(data),
-                                                                   &allocator, true));
+                                                                   &NeuronAllocator::get(), true));
   program_.fresh.push_back(fresh);
   return static_cast<int>(fresh_cpu_.size()) - 1;
 }
@@ -431,6 +454,10 @@ class EmulatedPrograms final : public ProgramTarget {
   bool trace(Program& program, c10::ArrayRef<at::Tensor> tensors, Stream& stream, torch::jit::Stack& results) override {
     set_compute_threads(at::get_num_threads());
     return Tracer(program, tensors, stream).run(results);
+  }
+  void run_any_layout(const c10::OperatorHandle& op, torch::jit::Stack* stack, Stream& stream) override {
+    set_compute_threads(at::get_num_threads());
+    run_layout_call(op, stack, stream);
   }
   uint64_t meta_mismatches() const override { return mismatches.load(); }
 };

@@ -8,6 +8,22 @@
 
 namespace neuron {
 
+class TraceArena;
+
+/// Dispatch keys that kernels must not meet: what they stand for was handled before the device's kernel was called.
+const c10::DispatchKeySet& keys_above_kernels();
+
+/// A CPU storage on memory that it does not own; and one on the memory of a device storage.
+c10::Storage cpu_storage(void* data, size_t bytes);
+c10::Storage cpu_view(const c10::Storage& device);
+
+/// A CPU tensor on `storage` described by `meta`.
+at::Tensor cpu_view(c10::Storage storage, const TensorMeta& meta);
+
+/// The memory of a CPU storage that a kernel made, as memory of the device: taken over when this arena gave it out, else (older memory, or no
+/// arena) copied.
+c10::DataPtr adopt_memory(c10::StorageImpl& cpu, Stream& stream, const TraceArena* arena);
+
 /// Ready-made CPU arguments of one call: TensorImpls whose storages are pointed at each launch's memory. One per
 /// executable is enough, because the compute slot lets one kernel run at a time.
 class Frame {

@@ -1,0 +1,133 @@
+"""Sparse, nested and quantized tensors: the CPU's kernels on the same memory, so everything must equal the CPU."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+DEVICE = "neuron"
+COMPRESSED = [torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():  # PyTorch calls these layouts beta
+        warnings.simplefilter("ignore")
+        yield
+
+
+def sample(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    torch.manual_seed(0)
+    return (torch.randn(4, 6) * (torch.rand(4, 6) > 0.5)).to(dtype)
+
+
+def to_layout(x: torch.Tensor, layout: torch.layout) -> torch.Tensor:
+    return x.to_sparse(layout=layout, blocksize=(2, 2)) if layout in (torch.sparse_bsr, torch.sparse_bsc) else x.to_sparse(layout=layout)
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, *COMPRESSED])
+def test_conversions_and_copies(layout: torch.layout) -> None:
+    x = sample()
+    for made in (to_layout(x.to(DEVICE), layout), to_layout(x, layout).to(DEVICE)):
+        assert made.device.type == DEVICE and made.layout == layout
+        assert torch.equal(made.to_dense().cpu(), x)
+        back = made.cpu()
+        assert back.device.type == "cpu" and back.layout == layout and torch.equal(back.to_dense(), x)
+    assert torch.equal(torch.clone(made).to_dense().cpu(), x)
+
+
+OPERATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "add": lambda s: s + s,
+    "scale": lambda s: s * 2.5,
+    "neg": torch.neg,
+    "sparse times sparse": lambda s: s * s,
+    "matmul": lambda s: s @ torch.ones(6, 3, device=s.device),
+    "transpose": lambda s: s.t().to_sparse() if s.layout == torch.sparse_coo else s.to_dense().t(),
+    "sum": torch.sum,
+    "relu": torch.relu,
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_operations(layout: torch.layout, name: str) -> None:
+    expected = OPERATIONS[name](to_layout(sample(), layout))
+    actual = OPERATIONS[name](to_layout(sample().to(DEVICE), layout))
+    assert actual.device.type == DEVICE and actual.layout == expected.layout
+    torch.testing.assert_close(actual.to_dense().cpu(), expected.to_dense())
+
+
+def test_parts_lie_on_the_device_and_alias() -> None:
+    s = sample().to(DEVICE).to_sparse()
+    assert s.indices().device.type == s.values().device.type == DEVICE
+    s.values().mul_(2)
+    assert torch.equal(s.to_dense().cpu(), sample() * 2)
+    c = sample().to(DEVICE).to_sparse_csr()
+    assert c.crow_indices().device.type == c.col_indices().device.type == DEVICE
+
+
+def test_coalesce_and_in_place() -> None:
+    index = torch.tensor([[0, 0, 2], [1, 1, 0]])
+    value = torch.tensor([1.0, 2.0, 3.0])
+    for device in ("cpu", DEVICE):
+        s = torch.sparse_coo_tensor(index, value, (3, 3), device=device)
+        assert not s.is_coalesced() and s.coalesce()._nnz() == 2
+        s.add_(s)
+        assert s.to_dense().cpu().tolist() == [[0, 6, 0], [0, 0, 0], [6, 0, 0]]
+        s.zero_()
+        assert s.to_dense().cpu().abs().sum() == 0
+
+
+def test_sparse_gradients() -> None:
+    grads = []
+    for device in ("cpu", DEVICE):
+        torch.manual_seed(0)
+        embedding = torch.nn.Embedding(10, 3, sparse=True).to(device)
+        optimizer = torch.optim.SparseAdam(embedding.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            embedding(torch.tensor([1, 2, 2], device=device)).square().sum().backward()
+            optimizer.step()
+        assert embedding.weight.grad is not None and embedding.weight.grad.layout == torch.sparse_coo
+        x = sample().to(device).requires_grad_()
+        torch.sparse.mm(x.to_sparse(), torch.ones(6, 2, device=device)).sum().backward()
+        grads.append((embedding.weight.detach().cpu(), x.grad.to_dense().cpu() if x.grad is not None else None))
+    torch.testing.assert_close(grads[1], grads[0])
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested(layout: torch.layout) -> None:
+    parts = [torch.arange(6.0).reshape(2, 3), torch.arange(12.0).reshape(4, 3)]
+    nested = torch.nested.nested_tensor(parts, layout=layout, device=DEVICE)
+    assert nested.device.type == DEVICE and nested.is_nested
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(nested.unbind(), parts, strict=True))
+    doubled = nested * 2
+    assert all(torch.equal(a.cpu(), b * 2) for a, b in zip(doubled.unbind(), parts, strict=True))
+    padded = torch.nested.to_padded_tensor(nested, 0.0)
+    assert padded.device.type == DEVICE and padded.shape == (2, 4, 3)
+    weight = torch.ones(5, 3, device=DEVICE)
+    projected = torch.nn.functional.linear(nested, weight)
+    assert [t.shape for t in projected.unbind()] == [(2, 5), (4, 5)]
+    back = nested.cpu()
+    assert back.device.type == "cpu" and torch.equal(back.unbind()[0], parts[0])
+
+
+def test_quantized() -> None:
+    x = torch.randn(3, 4)
+    expected = torch.quantize_per_tensor(x, 0.1, 3, torch.quint8)
+    actual = torch.quantize_per_tensor(x.to(DEVICE), 0.1, 3, torch.quint8)
+    assert actual.device.type == DEVICE and actual.q_scale() == expected.q_scale() and actual.q_zero_point() == 3
+    assert torch.equal(actual.int_repr().cpu(), expected.int_repr())
+    assert torch.equal(actual.dequantize().cpu(), expected.dequantize())
+    channels = torch.quantize_per_channel(x.to(DEVICE), torch.tensor([0.1, 0.2, 0.3]).to(DEVICE), torch.zeros(3).to(DEVICE), 0, torch.qint8)
+    expected = torch.quantize_per_channel(x, torch.tensor([0.1, 0.2, 0.3]), torch.zeros(3), 0, torch.qint8)
+    assert torch.equal(channels.dequantize().cpu(), expected.dequantize())
+
+
+def test_mixed_devices_are_refused() -> None:
+    s = sample().to(DEVICE).to_sparse()
+    with pytest.raises(RuntimeError, match="same device"):
+        s @ torch.ones(6, 2)
