@@ -156,7 +156,7 @@ def test_gradient_through_a_step(name: str) -> None:
 @pytest.mark.parametrize("flags", [{"foreach": True}, {"fused": True}], ids=["foreach", "fused"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_other_dtypes(dtype: torch.dtype, flags: dict[str, bool]) -> None:
-    def step(device: str) -> list[torch.Tensor]:
+    def step(device: str) -> list[nn.Parameter]:
         parameters = [nn.Parameter(p.detach().to(device, dtype)) for p in make_parameters("AdamW")]
         optimizer = torch.optim.AdamW(parameters, **flags)
         for number in range(STEPS):
@@ -242,7 +242,7 @@ def test_averaged_model(average: str, use_buffers: bool) -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).to(device)
         if average == "swa" and use_buffers:
-            model[1].num_batches_tracked = None  # PyTorch's average of an integer buffer fails on every device (addcdiv of integers)
+            model[1].num_batches_tracked = None  # type: ignore[assignment]  # PyTorch's average of an integer buffer fails on every device (addcdiv of integers)
         function = swa_utils.get_ema_multi_avg_fn(0.9) if average == "ema" else swa_utils.get_swa_multi_avg_fn()
         averaged = swa_utils.AveragedModel(model, multi_avg_fn=function, use_buffers=use_buffers)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

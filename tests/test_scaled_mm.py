@@ -292,6 +292,7 @@ def test_grouped_mm_and_gradients(form: str, dtype: torch.dtype) -> None:
     out.backward(grad.to(DEVICE, dtype))
     # The gradient itself is rounded to the dtype before it is multiplied.
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 6e-2, torch.float16: 1e-2}[dtype]
+    assert x.grad is not None and y.grad is not None
     torch.testing.assert_close(x.grad.cpu().float(), a.grad, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(y.grad.cpu().float(), b.grad, rtol=tolerance, atol=tolerance)
 
