@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <string>
 #include <unordered_set>
 
@@ -40,11 +41,16 @@ const Names& offset_names() {
   return names;
 }
 
-// Work that grows faster than the tensors, or kernels that thread by other rules than ATen's grain size.
+// Matrix products: their work follows from their sizes.
+const Names& product_names() {
+  static const Names names{"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::_addmm_activation", "aten::addmv", "aten::mv"};
+  return names;
+}
+
+// Other work that grows faster than the tensors, or kernels that thread by other rules than ATen's grain size.
 const Names& heavy_names() {
   static const Names names{
-      "aten::mm", "aten::bmm", "aten::addmm", "aten::addbmm", "aten::baddbmm", "aten::_addmm_activation", "aten::addmv", "aten::mv",
-      "aten::linear", "aten::matmul", "aten::convolution", "aten::convolution_backward", "aten::_convolution",
+      "aten::addbmm", "aten::linear", "aten::matmul", "aten::convolution", "aten::convolution_backward", "aten::_convolution",
       "aten::convolution_overrideable", "aten::convolution_backward_overrideable",
       "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
       "aten::mkldnn_convolution", "aten::_conv_depthwise2d", "aten::slow_conv3d_forward", "aten::_slow_conv2d_forward",
@@ -98,18 +104,26 @@ bool accepts_cpu_tensor(const c10::OperatorHandle& op, int arg) {
 }
 
 bool is_serial(const Program& program) {
-  constexpr int64_t kGrain = 32768;  // at::internal::GRAIN_SIZE: pointwise kernels of this size stay on one thread
+  constexpr double kGrain = 32768;          // at::internal::GRAIN_SIZE: pointwise kernels of this size stay on one thread
+  constexpr double kProducts = 1024 * 1024; // multiply-adds that one core does in the time it takes to wake another
   const auto& call = program.calls[0];
   if (has(heavy_names(), call.op)) return false;
-  int64_t largest = 0;
+  std::vector<double> numels;
   for (const auto& slot : call.tensors) {
-    int64_t numel = 1;
-    for (int64_t size : slot.meta.sizes) numel *= size;
-    largest = std::max(largest, numel);
+    double numel = 1;
+    for (int64_t size : slot.meta.sizes) numel *= static_cast<double>(size);
+    numels.push_back(numel);
   }
-  for (const auto& fresh : program.fresh) largest = std::max(largest, static_cast<int64_t>(fresh.bytes / 4));
+  for (const auto& fresh : program.fresh) numels.push_back(static_cast<double>(fresh.bytes) / 4);
+  std::sort(numels.rbegin(), numels.rend());
+  if (numels.empty()) return true;
+  if (has(product_names(), call.op)) {
+    // m x k times k x n: the three matrices hold mk, kn and mn elements, and mk * kn * mn is the square of the work.
+    double work = numels[0] * (numels.size() > 1 ? numels[1] : 1) * (numels.size() > 2 ? numels[2] : 1);
+    return std::sqrt(work) < kProducts;
+  }
   // A long list adds up.
-  return largest * std::max<int64_t>(1, static_cast<int64_t>(call.tensors.size()) / 8) < kGrain;
+  return numels[0] * std::max(1.0, static_cast<double>(call.tensors.size()) / 8) < kGrain;
 }
 
 }  // namespace neuron

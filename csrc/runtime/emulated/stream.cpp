@@ -26,6 +26,7 @@ constexpr size_t kPrefix = 2;
 constexpr auto kNap = std::chrono::microseconds(50);  // how often the worker looks again while there may be work
 constexpr int kNapsBeforeSleep = 20;                  // then it sleeps until a producer kicks it
 constexpr uint64_t kKickBacklog = 16;                 // serial records that may lie idle before a producer kicks
+constexpr int kQuietNaps = 40;                        // naps without a new record after which the host counts as quiet
 constexpr int kBatch = 64;                            // records that the worker runs before it looks around
 
 // True while this thread holds the compute slot: a kernel may need a drain itself (memory is full) and must not wait for itself.
@@ -173,16 +174,16 @@ void Executor::work() {
   prctl(PR_SET_NAME, "neuron-worker");
   prctl(PR_SET_TIMERSLACK, 1000UL);  // naps of 50 us, not of 100
   uint64_t seen = 0;
-  int naps = 0;
+  int naps = 0, quiet_naps = 0;
   while (!stopping_.load(std::memory_order_relaxed)) {
     auto streams = snapshot();
     uint64_t total = total_enqueued(streams);
-    bool quiet = total == seen;
+    quiet_naps = total == seen ? quiet_naps + 1 : 0;
     seen = total;
     bool pending = std::any_of(streams.begin(), streams.end(), [](auto* s) { return !s->idle(); });
     int ran = 0;
     if (pending && !others_wait() && try_acquire()) {
-      ran = run_batch(streams, quiet);
+      ran = run_batch(streams, quiet_naps >= kQuietNaps);
       release();
     }
     if (ran > 0) {
