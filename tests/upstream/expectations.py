@@ -1,0 +1,34 @@
+"""The one table of tests that pass on the CPU and not on ``neuron``, row by row, each with its reason.
+
+A test that fails without a row, a row one of whose tests passes, and (in a run of everything) a row that matches nothing, all fail the
+run: a fixed bug takes its row away.
+"""
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from .framework import Test
+
+
+@dataclass(frozen=True)
+class Row:
+    """``test``: a pattern (``*``, ``?``) for ``suite/Class.method`` with ``{device}`` in the method's name, less the dtype's suffix;
+    ``dtypes``: names of dtypes, empty for all; ``reason``: the cause, not the symptom; ``upstream``: where the fault is PyTorch's,
+    ``file:line`` in the installed torch."""
+
+    test: str
+    dtypes: tuple[str, ...]
+    reason: str
+    upstream: str = ""
+
+    def matches(self, test: Test) -> bool:
+        patterns = [f"{self.test}_{dtype}" for dtype in self.dtypes] or [self.test, f"{self.test}_*"]
+        name = str(test).replace("{device}", "@")
+        return any(fnmatchcase(name, pattern.replace("{device}", "@")) for pattern in patterns)
+
+
+ROWS: list[Row] = []
+
+
+def row_of(test: Test) -> Row | None:
+    return next((row for row in ROWS if row.matches(test)), None)
