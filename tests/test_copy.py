@@ -31,10 +31,7 @@ def test_copy_converts_broadcasts_and_follows_strides(to_device: bool) -> None:
             continue
         target = torch.zeros(5, *reversed(x.shape), dtype=dtype).permute(0, 3, 2, 1)
         expected = target.clone().copy_(x)
-        if to_device:
-            actual = target.to(DEVICE).copy_(x).cpu()
-        else:
-            actual = target.clone().copy_(x.to(DEVICE))
+        actual = target.to(DEVICE).copy_(x).cpu() if to_device else target.clone().copy_(x.to(DEVICE))
         assert torch.equal(actual, expected)
 
 

@@ -10,7 +10,9 @@ has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
 
 def aten_overloads() -> list[str]:
-    return sorted(name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::") and torch._C._dispatch_has_kernel(name))
+    return sorted(
+        name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::") and torch._C._dispatch_has_kernel(name)
+    )
 
 
 def verdict(name: str) -> str:

@@ -129,7 +129,7 @@ def test_data_errors_surface_once_with_the_name_of_the_op() -> None:
     x[good]
     torch.neuron.synchronize()
     y = x[bad]  # a hit: nothing has run yet
-    with pytest.raises(IndexError, match="out of bounds.*aten::index.Tensor"):
+    with pytest.raises(IndexError, match=r"out of bounds.*aten::index\.Tensor"):
         torch.neuron.synchronize()
     torch.neuron.synchronize()  # once
     assert y.shape == (1,)

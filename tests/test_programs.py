@@ -92,7 +92,8 @@ program = st.lists(st.tuples(st.integers(0, len(STEPS) - 1), st.integers(0, 9), 
 
 
 def run(steps: list[tuple[int, int, int, int]], device: str) -> Tensors:
-    pool: Tensors = [torch.arange(24.0, dtype=torch.float64, device=device).reshape(2, 3, 4), torch.ones(4, 4, dtype=torch.float64, device=device)]
+    options = {"dtype": torch.float64, "device": device}
+    pool: Tensors = [torch.arange(24.0, **options).reshape(2, 3, 4), torch.ones(4, 4, **options)]
     for which, a, b, c in steps:
         made = STEPS[which](pool, a, b, c)
         if made is not None and made.numel() <= 4096:

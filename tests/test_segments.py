@@ -57,7 +57,9 @@ def test_a_thousand_mixed_ops() -> None:
     assert not outside(made)
 
 
-@pytest.mark.parametrize("fn", [torch.nonzero, torch.unique, lambda x: x[x > 0], lambda x: x.to("neuron:1").to("neuron:0"), torch.linalg.svd])
+@pytest.mark.parametrize(
+    "fn", [torch.nonzero, torch.unique, lambda x: x[x > 0], lambda x: x.to("neuron:1").to("neuron:0"), torch.linalg.svd]
+)
 def test_results_of_other_paths(fn: object) -> None:
     x = torch.randn(6, 6, device=DEVICE)
     result = fn(x)  # type: ignore[operator]

@@ -1,6 +1,7 @@
 #include "csrc/aten/call_reader.h"
 
 #include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/DefaultDtype.h>
 
 #include <cstring>
@@ -150,7 +151,8 @@ void CallReader::read_tensor(const at::Tensor& tensor, const ArgSpec& spec, Plac
   const bool contiguous = impl->is_contiguous();
   const auto dtype = c10::typeMetaToScalarType(impl->dtype());
   key_.push_back(kTensor | static_cast<uint64_t>(dtype) << 8 | uint64_t{sizes.size()} << 16 | uint64_t{tensor.is_conj()} << 32 |
-                 uint64_t{tensor.is_neg()} << 33 | uint64_t{impl->is_wrapped_number()} << 34 | uint64_t{tensor._is_zerotensor()} << 35 | (contiguous ? kContiguous : 0));
+                 uint64_t{tensor.is_neg()} << 33 | uint64_t{impl->is_wrapped_number()} << 34 | uint64_t{tensor._is_zerotensor()} << 35 |
+                 uint64_t{impl->requires_grad() && at::GradMode::is_enabled()} << 36 | (contiguous ? kContiguous : 0));
   for (int64_t size : sizes) key_.push_back(static_cast<uint64_t>(size));
   if (!contiguous) {
     for (int64_t stride : impl->strides()) key_.push_back(static_cast<uint64_t>(stride));

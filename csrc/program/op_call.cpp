@@ -1,6 +1,10 @@
 #include "csrc/program/op_call.h"
 
+#include <ATen/core/grad_mode.h>
+
 namespace neuron {
+
+bool TensorMeta::needs_gradient(const at::TensorBase& tensor) { return tensor.requires_grad() && at::GradMode::is_enabled(); }
 
 TensorMeta TensorMeta::of(const at::TensorBase& tensor, int64_t offset) {
   TensorMeta meta;
@@ -10,6 +14,7 @@ TensorMeta TensorMeta::of(const at::TensorBase& tensor, int64_t offset) {
   meta.offset = offset;
   meta.conj = tensor.is_conj();
   meta.neg = tensor.is_neg();
+  meta.needs_grad = needs_gradient(tensor);
   meta.zero = tensor._is_zerotensor();
   meta.wrapped_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
   return meta;

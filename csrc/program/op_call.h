@@ -28,10 +28,13 @@ struct TensorMeta {
   c10::SmallVector<int64_t, 5> sizes, strides;
   int64_t offset = 0;  ///< elements from the start of its storage, as its group describes it
   bool conj = false, neg = false, wrapped_number = false;
-  bool zero = false;  ///< a ZeroTensor: zeros without memory
+  bool needs_grad = false;  ///< some kernels keep more for a backward pass when an input requires a gradient (and grad mode is on)
+  bool zero = false;        ///< a ZeroTensor: zeros without memory
 
+  /// Whether a kernel that looks at requires_grad would keep something for a backward pass.
+  static bool needs_gradient(const at::TensorBase& tensor);
   static TensorMeta of(const at::TensorBase& tensor, int64_t offset);
-  bool matches(const at::TensorBase& tensor) const;  ///< dtype, sizes, strides, conj, neg and zero
+  bool matches(const at::TensorBase& tensor) const;  ///< dtype, sizes, strides, conj, neg and zero bits
   size_t span_bytes() const;                         ///< bytes from the storage's start to the last element's end
 };
 

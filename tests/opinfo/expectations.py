@@ -15,14 +15,7 @@ class Row:
     reason: str
 
 
-NO_SPARSE = "device neuron has strided tensors only: no kernels for sparse layouts"
-FLOATS = ("float32", "float64", "bfloat16")
-
-EXPECTED_FAILURES = [
-    Row("to_sparse", ALL, NO_SPARSE),
-    Row("sparse.mm.reduce", FLOATS, NO_SPARSE),
-    Row("sparse.sampled_addmm", ("float32", "float64", "complex64"), NO_SPARSE),
-]
+EXPECTED_FAILURES: list[Row] = []
 
 # Ops whose values nobody promises; sizes, strides and dtype are compared.
 VALUES_ARE_UNDEFINED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})

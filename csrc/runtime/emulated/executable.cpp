@@ -86,6 +86,7 @@ at::Tensor cpu_view(c10::Storage storage, const TensorMeta& meta) {
   at::Tensor view(std::move(tensor));
   if (meta.conj) view._set_conj(true);
   if (meta.neg) view._set_neg(true);
+  if (meta.needs_grad) impl->set_requires_grad(true);
   return view;
 }
 

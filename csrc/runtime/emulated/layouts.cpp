@@ -167,6 +167,7 @@ at::Tensor LayoutCall::view(const at::Tensor& tensor) {
   } else {
     cpu = convert_parts(tensor, c10::Device(c10::DeviceType::CPU), [this](const at::Tensor& part) { return view(part); });
   }
+  if (TensorMeta::needs_gradient(tensor)) cpu.set_requires_grad(true);
   Known known{tensor, cpu, {}, data};
   auto parts = parts_of(cpu);
   for (size_t i = 0; i < parts.size(); ++i) {
