@@ -20,11 +20,12 @@ def register(package: ModuleType) -> None:
     """Makes ``package`` the module of device ``neuron``. Never raises."""
     global _failure
     try:
-        from torch_neuronx import _C, _surface
+        from torch_neuronx import _C, _comm, _surface
 
         _C._register_front_end()
         for name in _surface.__all__:
             setattr(package, name, getattr(_surface, name))
+        _comm.offer()
     except Exception as error:
         _failure = error
         _offer_the_failure(package)
