@@ -106,8 +106,8 @@ class TestModule(TestCase):
                     actual = case.call(module, device)
                 assert_matches(self, actual, expected, device, values=not case.random)
             if case.entry.reference_fn is not None and not case.random:
-                args, kwargs = case.inputs(device)
-                self.assertEqual(actual, case.entry.reference_fn(case.module(device), *args, **kwargs), exact_layout=False)
+                args, kwargs = case.inputs("cpu")  # the references hold tensors of the CPU
+                self.assertEqual(actual, case.entry.reference_fn(case.module("cpu"), *args, **kwargs), exact_device=False)
 
     @modules(module_db)
     def test_cpu_gpu_parity(self, device: str, dtype: torch.dtype, module_info: ModuleInfo, training: bool) -> None:
@@ -187,7 +187,7 @@ class TestModule(TestCase):
             self.assertEqual(list(torch.autograd.grad([out], leaves, cotangents([out]), allow_unused=True)), expected[1])
 
     @modules(module_db, allowed_dtypes=[torch.float32])
-    def test_memory_format(self, device: str, dtype: torch.dtype, module_info: ModuleInfo, training: bool) -> None:
+    def test_channels_last(self, device: str, dtype: torch.dtype, module_info: ModuleInfo, training: bool) -> None:
         """Modules and inputs in ``channels_last``: the values and the strides of the CPU."""
         for case in cases(module_info, dtype, training, requires_grad=True):
             tensors = [leaf for leaf in tree_leaves(case.inputs("cpu")) if isinstance(leaf, torch.Tensor)]
@@ -219,7 +219,7 @@ class TestModule(TestCase):
                     if id(tensor) in given:
                         continue
                     self.assertEqual(tensor.device.type, torch.device(device).type)
-                    if tensor.is_floating_point() and not isinstance(tensor, nn.UninitializedTensorMixin):
+                    if tensor.is_floating_point() and not isinstance(tensor, nn.parameter.UninitializedTensorMixin):
                         self.assertEqual(tensor.dtype, dtype)
 
     @modules(module_db, allowed_dtypes=[torch.float32], train_eval_mode=TrainEvalMode.train_only)
@@ -292,10 +292,10 @@ class TestModule(TestCase):
             entry = error.module_error_input
             construct = entry.constructor_input
             with self.assertRaisesRegex(error.error_type, error.error_regex):
-                module = module_info.module_cls(*construct.args, **construct.kwargs, device=device, dtype=dtype)
+                module = module_info.module_cls(*construct.args, **construct.kwargs)
                 if error.error_on is ModuleErrorEnum.CONSTRUCTION_ERROR:
                     continue
-                module(*entry.forward_input.args, **entry.forward_input.kwargs)
+                module.to(device, dtype)(*entry.forward_input.args, **entry.forward_input.kwargs)
 
 
 CLASSES = [TestModule]
