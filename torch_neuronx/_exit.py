@@ -1,0 +1,40 @@
+"""Lets autograd's device threads finish before the interpreter goes.
+
+``backward()`` returns as soon as the gradients are there; the thread that ran it then drops the task, and takes the GIL to drop the Python
+context that ``torch/autograd/graph.py`` stores in it (``_stash_obj_in_tls``). In a script that ends right after, that thread would ask for
+the GIL of an interpreter that is being finalised, and the process would abort with "terminate called without an active exception". On no
+device does PyTorch wait for that thread; on an emulated one, whose kernels compete with it for few cores, it loses the race often.
+"""
+
+from __future__ import annotations
+
+import atexit
+
+import torch
+
+_kept: list[torch.Tensor] = []
+
+
+def _settle() -> None:
+    """A device thread takes one task after the other: when a second backward has run, the first task is gone.
+
+    This one holds nothing of Python: it goes to the engine without the stored context, and its tensors are kept.
+    """
+    if not torch.neuron.is_initialized() or torch.neuron._is_in_bad_fork():
+        return
+    for index in range(torch.neuron.device_count()):
+        if torch.neuron.memory_stats(index).get("allocation.all.allocated", 0) == 0:
+            continue  # no tensor was ever there, so neither was a backward
+        leaf = torch.zeros((), device=torch.device("neuron", index), requires_grad=True)
+        with torch.enable_grad():
+            loss = leaf * 1
+        gradient = torch.ones_like(loss)
+        _kept.extend((leaf, loss, gradient))
+        torch.autograd.Variable._execution_engine.run_backward(
+            (loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
+
+
+def register() -> None:
+    """Called once, when the backend loads."""
+    atexit.register(_settle)
