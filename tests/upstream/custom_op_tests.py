@@ -8,7 +8,7 @@ import torch
 from torch.testing._internal.common_device_type import OpDTypes, ops
 from torch.testing._internal.common_utils import TestCase, parametrize
 from torch.testing._internal.custom_op_db import custom_op_db
-from torch.testing._internal.hop_db import foo_impl_cuda, hop_db
+from torch.testing._internal.hop_db import hop_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.testing._internal.optests import opcheck
 from torch.utils._pytree import tree_leaves
@@ -21,8 +21,13 @@ from .reference import assert_matches, seeded
 SAMPLES = 3
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
-# The database gives its operator kernels by the name of the device, one for each that it knows.
-torch.library.impl("testlib::mutating_custom_op", "neuron")(foo_impl_cuda)
+
+# The database gives its operator a kernel for each device that it knows by name.
+@torch.library.impl("testlib::mutating_custom_op", "neuron")
+def mutating_custom_op(x: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x.add_(5)
+    z.add_(5)
+    return x.clone(), z.clone(), x + z
 
 
 def run(function: Callable[..., Any], sample: SampleInput, device: str) -> tuple[Any, list[torch.Tensor | None]]:
