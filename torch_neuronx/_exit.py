@@ -12,6 +12,8 @@ import atexit
 
 import torch
 
+from torch_neuronx import _device, memory
+
 _kept: list[torch.Tensor] = []
 
 
@@ -20,10 +22,10 @@ def _settle() -> None:
 
     This one holds nothing of Python: it goes to the engine without the stored context, and its tensors are kept.
     """
-    if not torch.neuron.is_initialized() or torch.neuron._is_in_bad_fork():
+    if not _device.is_initialized() or _device._is_in_bad_fork():
         return
-    for index in range(torch.neuron.device_count()):
-        if torch.neuron.memory_stats(index).get("allocation.all.allocated", 0) == 0:
+    for index in range(_device.device_count()):
+        if memory.memory_stats(index).get("allocation.all.allocated", 0) == 0:
             continue  # no tensor was ever there, so neither was a backward
         leaf = torch.zeros((), device=torch.device("neuron", index), requires_grad=True)
         with torch.enable_grad():
