@@ -136,6 +136,21 @@ def test_data_errors_surface_once_with_the_name_of_the_op() -> None:
     assert x[good].tolist() == [0]
 
 
+def test_recorded_python_line_of_a_late_error(run_python: Callable[..., Any]) -> None:
+    code = """
+import torch
+x = torch.arange(3.0, device="neuron")
+for bad in (0, 9):
+    y = x[torch.tensor([0, bad]).to("neuron")]
+try:
+    torch.neuron.synchronize()
+except IndexError as error:
+    print(error)
+"""
+    result = run_python(code, TORCH_NEURONX_ENABLE_STACK_TRACE="1")
+    assert "It was called at <string>:5" in result.stdout, result.stdout + result.stderr
+
+
 def test_error_of_a_miss_and_of_a_hit_are_of_one_type() -> None:
     x = torch.arange(4.0, device=DEVICE)
     bad = torch.tensor([[9, 1]], device=DEVICE)

@@ -61,6 +61,27 @@ class BoxedKernel final : public c10::OperatorKernel {
   OpState* state_;
 };
 
+/// One launch that remembers the Python line it came from, for the message of an error that surfaces later; deletes itself.
+class SitedLaunch final : public Executable {
+ public:
+  SitedLaunch(Executable& executable, std::string site) : executable_(executable), site_(std::move(site)) { serial = executable.serial; }
+
+  void run(const uint64_t* words) override {
+    std::unique_ptr<SitedLaunch> self(this);
+    try {
+      executable_.run(words);
+    } catch (c10::Error& error) {
+      error.add_context(c10::str("It was called at ", site_));
+      throw;
+    }
+  }
+  const char* name() const override { return executable_.name(); }
+
+ private:
+  Executable& executable_;
+  const std::string site_;
+};
+
 OpState* new_state(const c10::OperatorHandle& op) {
   auto* state = new OpState(op);
   std::lock_guard lock(states_mutex);
@@ -144,7 +165,9 @@ void OpState::hit(CacheEntry& entry, CallReader& reader, torch::jit::Stack* stac
     fresh.emplace_back(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage.bytes, std::move(data), &allocator, true));
   }
   if (!entry.executable->serial) set_compute_threads(at::get_num_threads());
-  stream->launch(*entry.executable, words.data(), words.size());
+  Executable* executable = entry.executable.get();
+  if (C10_UNLIKELY(settings().stack_trace) && python_call_site) executable = new SitedLaunch(*executable, python_call_site());
+  stream->launch(*executable, words.data(), words.size());
   neuron::counters().launches.fetch_add(1, std::memory_order_relaxed);
 
   auto make = [&](const ResultMeta& result) -> c10::IValue {
