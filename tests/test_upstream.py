@@ -21,7 +21,7 @@ def slice_of_today(tests: list[Test]) -> tuple[int, list[Test]]:
 
 @pytest.mark.timeout(600)
 def test_todays_slice() -> None:
-    number, tests = slice_of_today([test for suite in suites() for test in list_tests(suite)])
+    number, tests = slice_of_today(list_tests(suites()))
     results = dict(run_all(tests))
     print(f"slice {number} of {SLICES}\n{table(results)}")
     assert sum(map(asked, results.values())) > len(tests) // 3, "the CPU passes few of these tests: were they instantiated?"
@@ -35,7 +35,7 @@ def test_everything() -> None:
     """All suites; the bar is the project's: under 0.5 % and under 500 fall short of the CPU, rows included."""
     from tests.upstream.report import differs
 
-    results = dict(run_all([test for suite in suites() for test in list_tests(suite)]))
+    results = dict(run_all(list_tests(suites())))
     print(table(results))
     problems = unexpected(results, complete=True)
     assert not problems, "\n".join(problems)

@@ -21,8 +21,7 @@ def save(results: Results, path: Path) -> None:
 
 
 def selected(names: list[str], match: list[str]) -> list[Test]:
-    tests = [test for suite in names for test in list_tests(suite)]
-    return [test for test in tests if not match or any(part in str(test) for part in match)]
+    return [test for test in list_tests(names) if not match or any(part in str(test) for part in match)]
 
 
 def main() -> int:

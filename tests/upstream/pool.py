@@ -31,14 +31,17 @@ def _serve(connection: Connection, threads: int) -> None:
             connection.send(run(test, device))
 
 
-def list_tests(suite: str) -> list[Test]:
-    """Every test of a suite. Read in a process of its own: the databases take much memory, and importing them changes global state."""
-    code = f"from tests.upstream.framework import tests_of; [print('TEST', t.cls, t.method) for t in tests_of({suite!r})]"
+def list_tests(suites: list[str]) -> list[Test]:
+    """Every test of these suites. Read in a process of its own: the databases take much memory, and importing them changes global state.
+
+    Raises RuntimeError with the output of that process when a suite cannot be imported or instantiated.
+    """
+    code = f"from tests.upstream.framework import tests_of; [print('TEST', t.suite, t.cls, t.method) for s in {suites!r} for t in tests_of(s)]"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=_environment(), capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"suite {suite} cannot be read:\n{done.stderr[-2000:]}")
-    lines = [line.split(" ", 2) for line in done.stdout.splitlines() if line.startswith("TEST ")]
-    return [Test(suite, cls, method) for _, cls, method in lines]
+        raise RuntimeError(f"the suites {' '.join(suites)} cannot be read:\n{done.stderr[-2000:]}")
+    lines = [line.split(" ", 3) for line in done.stdout.splitlines() if line.startswith("TEST ")]
+    return [Test(*words[1:]) for words in lines]
 
 
 def _environment() -> dict[str, str]:
