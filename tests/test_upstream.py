@@ -1,7 +1,6 @@
 """PyTorch's own device-generic tests: what passes on the CPU passes on ``neuron``, but for the rows of tests/upstream/expectations.py."""
 
 import os
-import zlib
 from datetime import date
 
 import pytest
@@ -16,7 +15,7 @@ SLICES = 97
 def slice_of_today(tests: list[Test]) -> tuple[int, list[Test]]:
     """One of SLICES fixed shares, by the day, or the one that UPSTREAM_SLICE names; and its number, to run it again."""
     chosen = int(os.environ.get("UPSTREAM_SLICE", date.today().toordinal())) % SLICES
-    return chosen, [test for test in tests if zlib.crc32(str(test).encode()) % SLICES == chosen]
+    return chosen, [test for test in tests if test.share(SLICES) == chosen]
 
 
 @pytest.mark.timeout(600)

@@ -28,6 +28,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.upstream", description="PyTorch's test framework on device neuron.")
     parser.add_argument("--suite", nargs="+", choices=suites(), default=suites(), help="default: all")
     parser.add_argument("--match", nargs="+", default=[], help="only tests whose suite/Class.name contains one of these")
+    parser.add_argument(
+        "--share", metavar="I/N", help="only the I-th of N fixed parts, from 0; UPSTREAM_SLICE=I of the pytest entry is I/97"
+    )
     parser.add_argument("--json", type=Path, help="write all results here")
     parser.add_argument("--list", action="store_true", help="print the tests and stop")
     parser.add_argument(
@@ -36,10 +39,13 @@ def main() -> int:
     parser.add_argument("-n", "--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--limit", type=float, default=90, help="seconds for one test on one device")
     options = parser.parse_args()
-    complete = not options.match and options.suite == suites()
+    complete = not options.match and not options.share and options.suite == suites()
     if options.report and not complete:
-        parser.error("--report is about everything: leave out --suite and --match")
+        parser.error("--report is about everything: leave out --suite, --match and --share")
     tests = selected(options.suite, options.match)
+    if options.share:
+        part, parts = map(int, options.share.split("/"))
+        tests = [test for test in tests if test.share(parts) == part]
     if not tests:
         parser.error(f"no test matches {' '.join(options.match)}")
     if options.list:

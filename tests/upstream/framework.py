@@ -4,6 +4,7 @@ import importlib
 import time
 import unittest
 import warnings
+import zlib
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,10 @@ class Test:
     def __str__(self) -> str:
         return f"{self.suite}/{self.cls}.{self.method}"
 
+    def share(self, shares: int) -> int:
+        """Which of ``shares`` fixed parts of all tests this one belongs to, the same in every process and version of Python."""
+        return zlib.crc32(str(self).encode()) % shares
+
 
 @dataclass
 class Outcome:
@@ -42,7 +47,7 @@ class Outcome:
 
 
 def _cpu_limits_hold_for_neuron() -> None:
-    """What a database states for ``cpu`` (tolerances, skips, expected failures) holds for ``neuron`` too: the CPU's kernels compute there."""
+    """What a database states for ``cpu`` (tolerances, skips, failures) holds for ``neuron`` too: the CPU's kernels compute there."""
     from torch.testing._internal.opinfo.core import DecorateInfo
 
     on_device = DecorateInfo.is_active
@@ -52,7 +57,7 @@ def _cpu_limits_hold_for_neuron() -> None:
             device_type = "cpu"
         return on_device(self, cls_name, test_name, device_type, dtype, param_kwargs)
 
-    DecorateInfo.is_active = is_active
+    setattr(DecorateInfo, "is_active", is_active)  # noqa: B010  mypy forbids to assign to a method
 
 
 @cache

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -15,8 +16,16 @@ from .framework import DEVICES, Outcome, Test
 START_LIMIT = 180.0  # seconds for a worker to import the databases
 
 
+def _main(connection: Connection, threads: int) -> None:
+    """Body of a worker process. The tests run in a thread because PyTorch's sample iterators call ``inspect.stack()`` for each sample,
+    which takes 30 ms when a frame comes from no file, as the main thread's first does (``python -c``)."""
+    thread = threading.Thread(target=_serve, args=(connection, threads))
+    thread.start()
+    thread.join()
+
+
 def _serve(connection: Connection, threads: int) -> None:
-    """Body of a worker: takes a Test, answers with an Outcome for each device, until None. Chatter of the tests goes nowhere."""
+    """Takes a Test, answers with an Outcome for each device, until None. Chatter of the tests goes nowhere."""
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
@@ -36,7 +45,8 @@ def list_tests(suites: list[str]) -> list[Test]:
 
     Raises RuntimeError with the output of that process when a suite cannot be imported or instantiated.
     """
-    code = f"from tests.upstream.framework import tests_of; [print('TEST', t.suite, t.cls, t.method) for s in {suites!r} for t in tests_of(s)]"
+    tests = f"(test for suite in {suites!r} for test in tests_of(suite))"
+    code = f"from tests.upstream.framework import tests_of; [print('TEST', t.suite, t.cls, t.method) for t in {tests}]"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=_environment(), capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"the suites {' '.join(suites)} cannot be read:\n{done.stderr[-2000:]}")
@@ -55,7 +65,7 @@ class _Worker:
     def __init__(self, threads: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, threads), daemon=True)
+        self.process = context.Process(target=_main, args=(theirs, threads), daemon=True)
         self.process.start()
         theirs.close()
         self.ready = False
