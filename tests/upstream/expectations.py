@@ -29,6 +29,13 @@ class Row:
 
 ROWS: list[Row] = [
     Row(
+        "opinfo/TestCommon.test_errors_narrow_copy_{device}",
+        (),
+        "narrow_copy has a kernel of its own on the CPU, which the emulated device runs too; it words two errors differently from the "
+        "composite of other devices, and the table asks for the CPU's words only where the device is called cpu.",
+        "torch/testing/_internal/common_methods_invocations.py:5904",
+    ),
+    Row(
         "optimizer/TestOptimRenewed.test_save_load_implementation_foreach_ASGD_{device}",
         ("float32",),
         "ASGD keeps its step on the parameter's device; load_state_dict moves every other state to the new device but never the step, and "

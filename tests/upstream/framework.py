@@ -132,7 +132,8 @@ def _status(result: unittest.TestResult) -> tuple[str, str]:
     for _, text in (*result.errors, *result.failures):
         return "failed", _shorten(text)
     for _ in result.unexpectedSuccesses:
-        return "failed", "unexpected success: PyTorch's database expects a failure"
+        # Our tests take fewer samples than PyTorch's own, so what the database expects to fail need not.
+        return "passed", "though PyTorch's database expects a failure"
     for _, text in result.expectedFailures:
         return "xfailed", _shorten(text)
     for _, reason in result.skipped:
