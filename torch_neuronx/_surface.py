@@ -27,6 +27,7 @@ from torch_neuronx._device import (
 from torch_neuronx.amp import get_amp_supported_dtype
 from torch_neuronx.explain import clear_op_tracking, explain, get_executed_ops, get_fallback_ops
 from torch_neuronx.float8 import from_float8_e4m3_trn2, to_float8_e4m3_trn2
+from torch_neuronx.interop import from_dlpack, to_dlpack
 from torch_neuronx.memory import *  # noqa: F403
 from torch_neuronx.memory import __all__ as _memory_names
 from torch_neuronx.metrics import get_dynamo_metrics, reset_dynamo_metrics
@@ -71,6 +72,7 @@ __all__ = [
     "device_count",
     "device_of",
     "explain",
+    "from_dlpack",
     "from_float8_e4m3_trn2",
     "get_amp_supported_dtype",
     "get_device_capability",
@@ -100,6 +102,7 @@ __all__ = [
     "stream",
     "streams",
     "synchronize",
+    "to_dlpack",
     "to_float8_e4m3_trn2",
     *_memory_names,
 ]
