@@ -17,10 +17,12 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 from tests.opinfo.samples import Placement
 
-from .reference import assert_matches, draws, seeded
+from .reference import assert_matches, draws
 
 SAMPLES = 60  # of one generator, the first
-PROMOTED = (torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float32, torch.float64, torch.complex64)
+ELEMENTS = 70_000  # PyTorch's million-element inputs are left out: a few thousand elements reach all paths of a kernel
+DTYPES = (torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float32, torch.complex64)
+PROMOTED = (*DTYPES, torch.float64)
 REDUCED_SHAPE = (3, 4, 5)
 DIMS: tuple[Any, ...] = ("default", None, 0, -1, (), (0, 2), (0, 1, 2), (1, 1), 3)  # two of them are errors on every device
 
@@ -30,15 +32,22 @@ Call = tuple[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]]
 def run(call: Call, device: str) -> Any:
     function, value, args, kwargs = call
     value, args, kwargs = Placement(device)((value, args, kwargs))
-    with seeded(device), torch.no_grad():
+    with torch.no_grad():
         return function(value, *args, **kwargs)
 
 
 def samples_of(op: OpInfo, names: Iterable[str], dtype: torch.dtype) -> Iterator[Call]:
     """What PyTorch's generators ``names`` of opinfo/core.py draw for ``op``."""
     for name in names:
-        for sample in islice(getattr(core, name)(op, device="cpu", dtype=dtype, requires_grad=False), SAMPLES):
-            yield op.op, sample.input, sample.args, sample.kwargs
+        try:
+            samples = list(islice(getattr(core, name)(op, device="cpu", dtype=dtype, requires_grad=False), SAMPLES))
+        except ValueError as error:
+            if str(error) != "Unsupported dtype!":  # such as extremal values of integers
+                raise
+            continue
+        for sample in samples:
+            if not isinstance(sample.input, torch.Tensor) or sample.input.numel() <= ELEMENTS:
+                yield op.op, sample.input, sample.args, sample.kwargs
 
 
 class Compares(TestCase):
@@ -63,14 +72,14 @@ class Compares(TestCase):
 
 
 class TestUnaryUfuncs(Compares):
-    @ops(unary_ufuncs)
+    @ops(unary_ufuncs, allowed_dtypes=DTYPES)
     def test_values(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
         """Small, large and extremal values: infinities, NaN, denormals, the ends of the integers."""
         self.compare(
             samples_of(op, [f"generate_elementwise_unary_{kind}_value_tensors" for kind in ("small", "large", "extremal")], dtype), device
         )
 
-    @ops(unary_ufuncs)
+    @ops(unary_ufuncs, allowed_dtypes=DTYPES)
     def test_layouts(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
         """Empty, 0-dim and odd sizes; gaps, transposed, expanded, overlapping."""
         kinds = ("tensors", "noncontiguous_tensors", "arbitrarily_strided_tensors")
@@ -78,22 +87,22 @@ class TestUnaryUfuncs(Compares):
 
 
 class TestBinaryUfuncs(Compares):
-    @ops(binary_ufuncs)
+    @ops(binary_ufuncs, allowed_dtypes=DTYPES)
     def test_values(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
         kinds = ("small", "large", "extremal")
         self.compare(samples_of(op, [f"generate_elementwise_binary_{kind}_value_tensors" for kind in kinds], dtype), device)
 
-    @ops(binary_ufuncs)
+    @ops(binary_ufuncs, allowed_dtypes=DTYPES)
     def test_layouts(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
         kinds = ("tensors", "noncontiguous_tensors", "arbitrarily_strided_tensors", "broadcasting_tensors")
         self.compare(samples_of(op, [f"generate_elementwise_binary_{kind}" for kind in kinds], dtype), device)
 
-    @ops(binary_ufuncs)
+    @ops(binary_ufuncs, allowed_dtypes=DTYPES)
     def test_scalars(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
         kinds = ("scalar_samples", "scalar_and_type_promotion_samples")
         self.compare(samples_of(op, [f"generate_elementwise_binary_with_{kind}" for kind in kinds], dtype), device)
 
-    @ops(binary_ufuncs, allowed_dtypes=PROMOTED)
+    @ops(binary_ufuncs, allowed_dtypes=DTYPES)
     def test_type_promotion(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
         """The other operand in each dtype, as a tensor, a 0-dim tensor on the device, and one on the CPU; then in place."""
 
@@ -120,13 +129,13 @@ class TestReductions(Compares):
                     for args, kwargs in op.generate_args_kwargs(value, **place):
                         yield op.op, value, args, {**place, **kwargs}
 
-    @ops(reduction_ops)
+    @ops(reduction_ops, allowed_dtypes=DTYPES)
     def test_dims(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
         """Every form of ``dim`` and ``keepdim``."""
         value = make_tensor(REDUCED_SHAPE, device="cpu", dtype=dtype)
         self.compare(self.calls(op, [value]), device)
 
-    @ops(reduction_ops)
+    @ops(reduction_ops, allowed_dtypes=DTYPES)
     def test_layouts(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
         """0-dim, empty (along and beside the dimension), transposed, expanded, with gaps inside and outside."""
         value = make_tensor((4, 6, 6), device="cpu", dtype=dtype)
@@ -142,11 +151,11 @@ class TestReductions(Compares):
         ]
         self.compare(self.calls(op, values, ("default", 0, -1, (0, 1))), device)
 
-    @ops(reduction_ops)
+    @ops(reduction_ops, allowed_dtypes=DTYPES)
     def test_values(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
         """NaN, infinities and large values; long enough for the vectorized and the cascading sums."""
-        long = make_tensor((70_001,), device="cpu", dtype=dtype)
-        values = [long, long.view(-1)[:70_000].view(2, 35_000)]
+        long = make_tensor((ELEMENTS + 1,), device="cpu", dtype=dtype)
+        values = [long, long[:ELEMENTS].view(2, -1)]
         if dtype.is_floating_point or dtype.is_complex:
             for special in (float("nan"), float("inf"), -float("inf"), torch.finfo(dtype).max):
                 spoiled = make_tensor((5, 7), device="cpu", dtype=dtype)
@@ -154,7 +163,10 @@ class TestReductions(Compares):
                 values.append(spoiled)
         self.compare(self.calls(op, values, ("default", 0, -1)), device)
 
-    @ops([op for op in reduction_ops if op.name in ("sum", "prod", "mean", "nansum", "cumsum", "cumprod", "linalg.vector_norm")])
+    @ops(
+        [op for op in reduction_ops if op.name in ("sum", "prod", "mean", "nansum", "cumsum", "cumprod", "linalg.vector_norm")],
+        allowed_dtypes=DTYPES,
+    )
     def test_result_dtype(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
         """``dtype=`` chooses the dtype of the accumulation and of the result."""
         value = make_tensor(REDUCED_SHAPE, device="cpu", dtype=dtype)
@@ -164,7 +176,7 @@ class TestReductions(Compares):
 
 
 class TestShapeFuncs(Compares):
-    @ops(shape_funcs)
+    @ops(shape_funcs, allowed_dtypes=DTYPES)
     def test_reference_inputs(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
         samples = op.reference_inputs("cpu", dtype)
         self.compare(((op.op, sample.input, sample.args, sample.kwargs) for sample in islice(samples, SAMPLES)), device)
