@@ -78,9 +78,15 @@ DeviceCache& NeuronAllocator::open(int device) {
 }
 
 Block* NeuronAllocator::allocate_block(int device, Stream* stream, size_t bytes) {
+  Capture* capture = stream->capture();
+  if (capture) [[unlikely]] {
+    if (Block* again = capture->reuse(bytes)) return again;
+  }
   DeviceCache& from = cache(device);
   try {
     Block* block = from.allocate(stream, bytes);
+    if (capture) [[unlikely]]
+      capture->hold(block);
     if (c10::memoryProfilingEnabled()) [[unlikely]]
       report_usage(block, false);
     return block;
@@ -90,6 +96,8 @@ Block* NeuronAllocator::allocate_block(int device, Stream* stream, size_t bytes)
 }
 
 void NeuronAllocator::free_block(Block* block) noexcept {
+  if (block->capture) [[unlikely]]
+    return block->capture->freed(block);
   if (c10::memoryProfilingEnabled()) [[unlikely]]
     report_usage(block, true);
   block->cache->free(block);

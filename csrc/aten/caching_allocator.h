@@ -57,6 +57,7 @@ struct Block {
   Block* right = nullptr;
   State state = free;
   uint8_t bin = 0;
+  Capture* capture = nullptr;  ///< the graph whose steps use it: freeing goes there
   std::unique_ptr<std::vector<StreamUse>> uses;
   std::shared_ptr<c10::GatheredContext> context;  ///< who allocated it, when history is recorded
 

@@ -13,7 +13,22 @@ namespace neuron {
 namespace {
 
 // First word of each value in a key: its tag in the low byte, facts above it.
-enum Tag : uint64_t { kNone = 1, kTensor, kUndefined, kAlias, kOffset, kHostScalar, kNumber, kInt, kDouble, kBool, kComplex, kString, kList, kDevice };
+enum Tag : uint64_t {
+  kNone = 1,
+  kTensor,
+  kUndefined,
+  kAlias,
+  kOffset,
+  kHostScalar,
+  kNumber,
+  kInt,
+  kDouble,
+  kBool,
+  kComplex,
+  kString,
+  kList,
+  kDevice
+};
 
 constexpr uint64_t kContiguous = 1ULL << 40;
 constexpr int kLinearSearch = 16;
@@ -100,8 +115,10 @@ void CallReader::read_list(const c10::IValue& value, const ArgSpec& spec, int ar
   key_.push_back(kList | uint64_t{elements.size()} << 8);
   for (size_t i = 0; i < elements.size(); ++i) {
     // Sizes and the like: the tag is not needed, the schema fixes the element type.
-    if (!spec.number && elements[i].isInt()) key_.push_back(static_cast<uint64_t>(elements[i].toInt()));
-    else read_value(elements[i], spec, {arg, static_cast<int>(i)});
+    if (!spec.number && elements[i].isInt())
+      key_.push_back(static_cast<uint64_t>(elements[i].toInt()));
+    else
+      read_value(elements[i], spec, {arg, static_cast<int>(i)});
   }
 }
 
@@ -144,8 +161,10 @@ void CallReader::read_tensor(const at::Tensor& tensor, const ArgSpec& spec, Plac
   TORCH_CHECK_NOT_IMPLEMENTED(impl->layout() == at::kStrided, op_.operator_name(), " got a tensor of layout ", impl->layout(),
                               ", which device neuron does not hold yet");
   const int device = impl->device().index();
-  if (device_ < 0) device_ = device;
-  else if (device_ != device) fail_mixed(tensor);
+  if (device_ < 0)
+    device_ = device;
+  else if (device_ != device)
+    fail_mixed(tensor);
 
   const auto sizes = impl->sizes();
   const bool contiguous = impl->is_contiguous();

@@ -2,13 +2,13 @@
 //
 // Bytes cross only between dense memory of the same layout and dtype; what else a copy asks for (conversion, broadcasting,
 // strides, conj) is done on the side of the destination's device by the ordinary copy_ overload, as one launch.
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/ops/_copy_from_and_resize_native.h>
 #include <ATen/ops/_to_copy_native.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ExpandUtils.h>
 #include <torch/library.h>
 
 #include <cstring>
@@ -135,7 +135,9 @@ void copy_across(const at::Tensor& destination, const at::Tensor& source) {
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   if (self.is_same(source)) return self;
   const bool to_device = self.is_privateuseone(), from_device = source.is_privateuseone();
-  if (to_device && (from_device ? self.device() == source.device() : source.is_cpu() && source.dim() == 0)) {
+  // A number on the host is read now, unless it is pinned and a copy that is still queued may be writing it.
+  auto readable_number = [&] { return source.is_cpu() && source.dim() == 0 && !(non_blocking && is_pinned(source.const_data_ptr())); };
+  if (to_device && (from_device ? self.device() == source.device() : readable_number())) {
     launch_copy(self, source);
     return self;
   }
@@ -143,9 +145,12 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   auto expanded = source.expand_as(self);
   if (self.numel() == 0) return self;
   auto compact = expanded.is_non_overlapping_and_dense() ? expanded : source;
-  if (to_device && from_device) copy_across(self, compact);
-  else if (to_device) copy_to_device(self, source.is_cpu() ? compact : compact.cpu(), non_blocking);
-  else copy_to_host(self, compact, non_blocking);
+  if (to_device && from_device)
+    copy_across(self, compact);
+  else if (to_device)
+    copy_to_device(self, source.is_cpu() ? compact : compact.cpu(), non_blocking);
+  else
+    copy_to_host(self, compact, non_blocking);
   return self;
 }
 
@@ -169,8 +174,8 @@ at::Tensor to_copy(const at::Tensor& self, std::optional<at::ScalarType> dtype, 
   }
   static const LaunchedOp op("aten::_to_copy", "");
   auto none = c10::IValue();
-  auto results = op(self, dtype ? c10::IValue(*dtype) : none, none, none, none, non_blocking,
-                    memory_format ? c10::IValue(*memory_format) : none);
+  auto results =
+      op(self, dtype ? c10::IValue(*dtype) : none, none, none, none, non_blocking, memory_format ? c10::IValue(*memory_format) : none);
   return std::move(results[0]).toTensor();
 }
 

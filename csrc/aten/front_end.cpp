@@ -3,17 +3,21 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/boxing/KernelFunction.h>
 
+#include <algorithm>
+#include <cstring>
 #include <mutex>
 
 #include "csrc/aten/allocator.h"
 #include "csrc/aten/call_reader.h"
 #include "csrc/aten/device_tensor.h"
+#include "csrc/aten/graph.h"
 #include "csrc/aten/guard.h"
 #include "csrc/program/cache.h"
 #include "csrc/program/explain.h"
 #include "csrc/program/metadata.h"
 #include "csrc/program/program_target.h"
 #include "csrc/runtime/emulated/stream.h"
+#include "csrc/runtime/memory.h"
 #include "csrc/runtime/settings.h"
 #include "csrc/runtime/target.h"
 
@@ -34,11 +38,13 @@ class OpState {
   void hit(CacheEntry& entry, CallReader& reader, torch::jit::Stack* stack);
   void miss(CallReader& reader, uint64_t hash, torch::jit::Stack* stack);
   void note_miss(const CallReader& reader);
+  void learn(CallReader& reader, uint64_t hash, c10::ArrayRef<at::Tensor> tensors, Stream& stream, torch::jit::Stack& results);
 
   const c10::OperatorHandle op_;
   std::once_flag prepared_;
   size_t arity_ = 0;
   Metadata metadata_ = Metadata::fixed;
+  bool draws_ = false;  ///< its last two arguments are the seed and offset of random words
   OpSpec spec_;
   Cache cache_;
 };
@@ -89,6 +95,30 @@ OpState* new_state(const c10::OperatorHandle& op) {
   return state;
 }
 
+/// Tensors like the call's, sharing memory as they do, on zero-filled memory: for learning what a call returns without running it on the
+/// user's data.
+std::vector<at::Tensor> scratch_like(const CallReader& reader) {
+  std::vector<at::Tensor> scratch;
+  std::vector<std::pair<const c10::StorageImpl*, c10::Storage>> storages;
+  for (const auto& tensor : reader.tensors()) {
+    if (!tensor.device().is_privateuseone()) {
+      scratch.push_back(tensor);
+      continue;
+    }
+    const auto* original = tensor.storage().unsafeGetStorageImpl();
+    auto found = std::find_if(storages.begin(), storages.end(), [&](const auto& s) { return s.first == original; });
+    if (found == storages.end()) {
+      auto& allocator = NeuronAllocator::get();
+      auto data = allocator.allocate(original->nbytes());
+      if (data.get() != nullptr) std::memset(host_address(data.get()), 0, original->nbytes());
+      storages.emplace_back(original, c10::Storage(c10::Storage::use_byte_size_t(), original->nbytes(), std::move(data), &allocator, true));
+      found = storages.end() - 1;
+    }
+    scratch.push_back(make_device_tensor(found->second, TensorMeta::of(tensor, tensor.storage_offset()), tensor.storage_offset()));
+  }
+  return scratch;
+}
+
 }  // namespace
 
 c10::KernelFunction boxed_kernel(const c10::OperatorHandle& op) {
@@ -114,6 +144,9 @@ void OpState::prepare() {
   spec_.offsets_in_key = reads_offset(op_);
   spec_.shaped_by_masks = shaped_by_masks(op_);
   metadata_ = metadata_of(op_);
+  const auto& arguments = schema.arguments();
+  draws_ = arity_ > 1 && arguments[arity_ - 2].name() == "seed" && arguments[arity_ - 1].name() == "offset" &&
+           schema.name().compare(0, 8, "neuron::") == 0;
 }
 
 void OpState::call(torch::jit::Stack* stack) {
@@ -159,15 +192,21 @@ void OpState::hit(CacheEntry& entry, CallReader& reader, torch::jit::Stack* stac
 
   c10::SmallVector<c10::Storage, 4> fresh;
   for (const auto& storage : program.fresh) {
-    c10::DataPtr data = storage.bytes == 0 ? c10::DataPtr(nullptr, c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(device)))
-                                           : allocator.make_data_ptr(allocator.allocate_block(device, stream, storage.bytes));
+    c10::DataPtr data = storage.bytes == 0
+                            ? c10::DataPtr(nullptr, c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(device)))
+                            : allocator.make_data_ptr(allocator.allocate_block(device, stream, storage.bytes));
     words.push_back(reinterpret_cast<uint64_t>(data.get()));
-    fresh.emplace_back(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage.bytes, std::move(data), &allocator, true));
+    fresh.emplace_back(
+        c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage.bytes, std::move(data), &allocator, true));
   }
   if (!entry.executable->serial) set_compute_threads(at::get_num_threads());
   Executable* executable = entry.executable.get();
   if (C10_UNLIKELY(settings().stack_trace) && python_call_site) executable = new SitedLaunch(*executable, python_call_site());
   stream->launch(*executable, words.data(), words.size());
+  if (Graph* graph = Graph::of(*stream)) [[unlikely]] {
+    // The offset is the last payload before the fresh storages.
+    graph->note_launch(c10::intrusive_ptr<CacheEntry>::reclaim_copy(&entry), draws_ ? program.input_words - 2 : -1);
+  }
   neuron::counters().launches.fetch_add(1, std::memory_order_relaxed);
 
   auto make = [&](const ResultMeta& result) -> c10::IValue {
@@ -206,15 +245,28 @@ void OpState::hit(CacheEntry& entry, CallReader& reader, torch::jit::Stack* stac
 /// Runs inline after the stream's earlier work, and learns the metadata. `hash` 0: not to be cached.
 void OpState::miss(CallReader& reader, uint64_t hash, torch::jit::Stack* stack) {
   Stream* stream = current_stream(reader.device());
+  if (stream->capture() != nullptr && hash != 0) [[unlikely]] {
+    torch::jit::Stack nothing;
+    learn(reader, hash, scratch_like(reader), *stream, nothing);
+    auto entry = cache_.find(hash, reader.key());
+    TORCH_CHECK(entry, op_.operator_name(), " resizes its out= argument, which a graph cannot capture: give it one of the right size.");
+    return hit(*entry, reader, stack);
+  }
   if (metadata_ != Metadata::fixed || !reader.cacheable()) {
     note_sync(metadata_ == Metadata::host_value ? "value read by the host" : "result shape depends on data");
   } else if (recording().on()) {
     note_miss(reader);
   }
   stream->synchronize();
-  Program program = reader.program();
   torch::jit::Stack results;
-  bool keep = program_target().trace(program, reader.tensors(), *stream, results);
+  learn(reader, hash, reader.tensors(), *stream, results);
+  torch::jit::drop(*stack, arity_);
+  for (auto& result : results) stack->push_back(std::move(result));
+}
+
+void OpState::learn(CallReader& reader, uint64_t hash, c10::ArrayRef<at::Tensor> tensors, Stream& stream, torch::jit::Stack& results) {
+  Program program = reader.program();
+  bool keep = program_target().trace(program, tensors, stream, results);
   if (keep && hash != 0) {
     auto entry = c10::make_intrusive<CacheEntry>();
     entry->key.assign(reader.key().begin(), reader.key().end());
@@ -224,8 +276,6 @@ void OpState::miss(CallReader& reader, uint64_t hash, torch::jit::Stack* stack) 
     entry->program = std::move(program);
     cache_.insert(hash, std::move(entry));
   }
-  torch::jit::drop(*stack, arity_);
-  for (auto& result : results) stack->push_back(std::move(result));
 }
 
 void OpState::note_miss(const CallReader& reader) {

@@ -24,13 +24,17 @@ constexpr std::array<std::pair<DispatchKey, DispatchKey>, 4> kKeys{{
 }};
 
 // Overloads with dense arguments that make, or read the parts of, tensors of other layouts: beginnings of their names.
-constexpr std::array kFromDense = {"_to_sparse", "sparse_", "_sparse", "quantize_per", "_make_per", "_empty_affine", "_empty_per_channel",
-                                   "_nested_tensor", "_nested_from", "_nested_view", "_nested_compute", "nested_", "_coalesce",
-                                   "_convert_indices", "_validate_sparse", "_validate_compressed", "to_padded", "_jagged", "_padded_dense"};
+constexpr std::array kFromDense = {
+    "_to_sparse",         "sparse_",          "_sparse",          "quantize_per",         "_make_per",       "_empty_affine",
+    "_empty_per_channel", "_nested_tensor",   "_nested_from",     "_nested_view",         "_nested_compute", "nested_",
+    "_coalesce",          "_convert_indices", "_validate_sparse", "_validate_compressed", "to_padded",       "_jagged",
+    "_padded_dense"};
 
 int device_of(const c10::IValue& value) {
-  if (value.isTensor() && value.toTensor().defined() && value.toTensor().device().is_privateuseone()) return value.toTensor().device().index();
-  if (value.isDevice() && value.toDevice().is_privateuseone()) return value.toDevice().has_index() ? value.toDevice().index() : current_device();
+  if (value.isTensor() && value.toTensor().defined() && value.toTensor().device().is_privateuseone())
+    return value.toTensor().device().index();
+  if (value.isDevice() && value.toDevice().is_privateuseone())
+    return value.toDevice().has_index() ? value.toDevice().index() : current_device();
   if (value.isList()) {
     for (const auto& element : value.toListRef()) {
       if (int device = device_of(element); device >= 0) return device;

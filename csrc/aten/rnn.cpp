@@ -12,14 +12,13 @@ namespace {
 
 using MaybeTensor = std::optional<at::Tensor>;
 
-at::Tensor with_bias(const at::Tensor& gates, const MaybeTensor& bias) {
-  return bias && bias->defined() ? at::add(gates, *bias) : gates;
-}
+at::Tensor with_bias(const at::Tensor& gates, const MaybeTensor& bias) { return bias && bias->defined() ? at::add(gates, *bias) : gates; }
 
 bool given(const MaybeTensor& tensor) { return tensor && tensor->defined(); }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(const at::Tensor& input_gates, const at::Tensor& hidden_gates, const at::Tensor& cx,
-                                                         const MaybeTensor& input_bias, const MaybeTensor& hidden_bias) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(const at::Tensor& input_gates, const at::Tensor& hidden_gates,
+                                                         const at::Tensor& cx, const MaybeTensor& input_bias,
+                                                         const MaybeTensor& hidden_bias) {
   auto gates = with_bias(input_gates, input_bias) + with_bias(hidden_gates, hidden_bias);
   auto raw = gates.chunk(4, 1);
   auto in = raw[0].sigmoid(), forget = raw[1].sigmoid(), cell = raw[2].tanh(), out = raw[3].sigmoid();
@@ -28,8 +27,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(const at::Tensor& input
   return {hy, cy, at::cat({in, forget, cell, out}, 1)};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell_backward(const MaybeTensor& grad_hy, const MaybeTensor& grad_cy, const at::Tensor& cx,
-                                                                  const at::Tensor& cy, const at::Tensor& workspace, bool has_bias) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell_backward(const MaybeTensor& grad_hy, const MaybeTensor& grad_cy,
+                                                                  const at::Tensor& cx, const at::Tensor& cy, const at::Tensor& workspace,
+                                                                  bool has_bias) {
   if (!given(grad_hy) && !given(grad_cy)) return {};
   auto activated = workspace.chunk(4, 1);
   const auto &in = activated[0], &forget = activated[1], &cell = activated[2], &out = activated[3];
@@ -56,8 +56,8 @@ std::tuple<at::Tensor, at::Tensor> gru_cell(const at::Tensor& input_gates, const
   return {hy, at::cat({reset, update, fresh, hx, hidden[2]}, 1)};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> gru_cell_backward(const at::Tensor& grad_hy, const at::Tensor& workspace,
-                                                                                         bool has_bias) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> gru_cell_backward(const at::Tensor& grad_hy,
+                                                                                         const at::Tensor& workspace, bool has_bias) {
   auto saved = workspace.chunk(5, 1);
   const auto &reset = saved[0], &update = saved[1], &fresh = saved[2], &hx = saved[3], &hidden = saved[4];
   auto grad_fresh = at::tanh_backward(grad_hy * (1 - update), fresh);

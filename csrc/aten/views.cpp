@@ -29,8 +29,8 @@ c10::Device device_or_current(std::optional<c10::Device> device) {
 }
 
 void check_options(std::optional<c10::Layout> layout, std::optional<bool> pin_memory) {
-  TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(at::kStrided) == at::kStrided, "Device neuron holds strided tensors only, not layout ", *layout,
-                              ": keep this tensor on the CPU");
+  TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(at::kStrided) == at::kStrided, "Device neuron holds strided tensors only, not layout ",
+                              *layout, ": keep this tensor on the CPU");
   TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned, not tensors on device neuron");
 }
 

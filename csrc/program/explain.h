@@ -11,9 +11,9 @@
 namespace neuron {
 
 struct OpCounters {
-  std::atomic<uint64_t> hits{0};    ///< served from the cache
-  std::atomic<uint64_t> misses{0};  ///< ran inline and were cached
-  std::atomic<uint64_t> inlined{0}; ///< ran inline because their results depend on data
+  std::atomic<uint64_t> hits{0};     ///< served from the cache
+  std::atomic<uint64_t> misses{0};   ///< ran inline and were cached
+  std::atomic<uint64_t> inlined{0};  ///< ran inline because their results depend on data
 };
 
 enum class CopyKind { host_to_device, device_to_host, device_to_device };
@@ -29,7 +29,7 @@ Counters& counters();
 struct Note {
   std::string subject;  ///< overload, or kind of synchronisation
   std::string reason;
-  std::string site;     ///< Python file:line, empty when not asked for
+  std::string site;  ///< Python file:line, empty when not asked for
 };
 
 class Recording {

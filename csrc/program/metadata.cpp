@@ -15,12 +15,29 @@ using Names = std::unordered_set<std::string_view>;
 const Names& dynamic_names() {
   static const Names names{
       "aten::bincount",
-      "aten::repeat_interleave", "aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
-      "aten::unique_dim_consecutive", "aten::nonzero", "aten::nonzero_numpy", "aten::argwhere", "aten::masked_select",
-      "aten::_ctc_loss", "aten::segment_reduce", "aten::_segment_reduce_backward", "aten::_embedding_bag", "aten::_embedding_bag_forward_only",
-      "aten::linalg_lstsq", "aten::_linalg_check_errors", "aten::_pack_padded_sequence", "aten::tensor_split", "aten::_pad_packed_sequence",
+      "aten::repeat_interleave",
+      "aten::_unique",
+      "aten::_unique2",
+      "aten::unique_dim",
+      "aten::unique_consecutive",
+      "aten::unique_dim_consecutive",
+      "aten::nonzero",
+      "aten::nonzero_numpy",
+      "aten::argwhere",
+      "aten::masked_select",
+      "aten::_ctc_loss",
+      "aten::segment_reduce",
+      "aten::_segment_reduce_backward",
+      "aten::_embedding_bag",
+      "aten::_embedding_bag_forward_only",
+      "aten::linalg_lstsq",
+      "aten::_linalg_check_errors",
+      "aten::_pack_padded_sequence",
+      "aten::tensor_split",
+      "aten::_pad_packed_sequence",
       // Their outputs are scratch whose size or memory format the chosen library decides.
-      "aten::mkldnn_rnn_layer", "aten::_nested_tensor_from_mask",
+      "aten::mkldnn_rnn_layer",
+      "aten::_nested_tensor_from_mask",
   };
   return names;
 }
@@ -50,14 +67,38 @@ const Names& product_names() {
 // Other work that grows faster than the tensors, or kernels that thread by other rules than ATen's grain size.
 const Names& heavy_names() {
   static const Names names{
-      "aten::addbmm", "aten::linear", "aten::matmul", "aten::convolution", "aten::convolution_backward", "aten::_convolution",
-      "aten::convolution_overrideable", "aten::convolution_backward_overrideable",
-      "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-      "aten::mkldnn_convolution", "aten::_conv_depthwise2d", "aten::slow_conv3d_forward", "aten::_slow_conv2d_forward",
-      "aten::_slow_conv2d_backward", "aten::slow_conv_transpose2d", "aten::slow_conv_transpose3d", "aten::slow_conv_dilated2d",
-      "aten::slow_conv_dilated3d", "aten::_int_mm", "aten::_scaled_mm", "aten::_grouped_mm", "aten::_cdist_forward",
-      "aten::_cdist_backward", "aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_", "aten::_fused_adagrad_",
-      "aten::_thnn_fused_gru_cell", "aten::_thnn_fused_lstm_cell",
+      "aten::addbmm",
+      "aten::linear",
+      "aten::matmul",
+      "aten::convolution",
+      "aten::convolution_backward",
+      "aten::_convolution",
+      "aten::convolution_overrideable",
+      "aten::convolution_backward_overrideable",
+      "aten::_scaled_dot_product_flash_attention_for_cpu",
+      "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+      "aten::mkldnn_convolution",
+      "aten::_conv_depthwise2d",
+      "aten::slow_conv3d_forward",
+      "aten::_slow_conv2d_forward",
+      "aten::_slow_conv2d_backward",
+      "aten::slow_conv_transpose2d",
+      "aten::slow_conv_transpose3d",
+      "aten::slow_conv_dilated2d",
+      "aten::slow_conv_dilated3d",
+      "aten::_int_mm",
+      "aten::_scaled_mm",
+      "aten::_grouped_mm",
+      "neuron::scaled_mm",
+      "neuron::grouped_mm",
+      "aten::_cdist_forward",
+      "aten::_cdist_backward",
+      "aten::_fused_adam_",
+      "aten::_fused_adamw_",
+      "aten::_fused_sgd_",
+      "aten::_fused_adagrad_",
+      "aten::_thnn_fused_gru_cell",
+      "aten::_thnn_fused_lstm_cell",
   };
   return names;
 }
@@ -104,8 +145,8 @@ bool accepts_cpu_tensor(const c10::OperatorHandle& op, int arg) {
 }
 
 bool is_serial(const Program& program) {
-  constexpr double kGrain = 32768;          // at::internal::GRAIN_SIZE: pointwise kernels of this size stay on one thread
-  constexpr double kProducts = 1024 * 1024; // multiply-adds that one core does in the time it takes to wake another
+  constexpr double kGrain = 32768;           // at::internal::GRAIN_SIZE: pointwise kernels of this size stay on one thread
+  constexpr double kProducts = 1024 * 1024;  // multiply-adds that one core does in the time it takes to wake another
   const auto& call = program.calls[0];
   if (has(heavy_names(), call.op)) return false;
   std::vector<double> numels;

@@ -90,8 +90,9 @@ py::dict explain_end() {
 
 void bind_explain(py::module_& m) {
   neuron::python_call_site = call_site;
-  m.def("_explain_begin", [](bool sites) { neuron::recording().begin(sites); }, py::arg("record_sites"),
-        "Starts noting misses, synchronisations and fallbacks; with the Python line of each when asked.");
+  m.def(
+      "_explain_begin", [](bool sites) { neuron::recording().begin(sites); }, py::arg("record_sites"),
+      "Starts noting misses, synchronisations and fallbacks; with the Python line of each when asked.");
   m.def("_explain_end", explain_end, "Stops noting and returns the notes together with _counters().");
   m.def("_counters", counters_dict, "Counts since the process started (ops: since _clear_op_counts()).");
   m.def("_clear_op_counts", neuron::clear_op_counts);

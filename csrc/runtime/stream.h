@@ -11,13 +11,34 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <vector>
 
 namespace neuron {
 
 class Executable;
+struct Block;
 
 /// The moment an event was reached, in ns of the monotonic clock; 0 until then.
 using TimeCell = std::shared_ptr<std::atomic<int64_t>>;
+
+/// What a stream under capture was given: kept to be replayed, not run (csrc/aten/graph.h).
+class Capture {
+ public:
+  struct Step {
+    Executable* executable;  ///< null for a call
+    std::function<void()> call;
+    std::vector<uint64_t> words;
+  };
+  virtual ~Capture() = default;
+
+  virtual void add(Step step) = 0;
+
+  // Memory that the steps use stays theirs until the capture is reset, whatever becomes of the tensors. A block that was freed within
+  // the capture may serve a later step of it.
+  virtual Block* reuse(size_t bytes) = 0;
+  virtual void hold(Block* block) = 0;
+  virtual void freed(Block* block) = 0;
+};
 
 class Stream {
  public:
@@ -43,6 +64,10 @@ class Stream {
 
   /// Later work of this stream starts only after `other` has reached `sequence`.
   virtual void wait_for(Stream& other, uint64_t sequence) = 0;
+
+  /// While set, work is handed to the capture, and whatever would wait throws.
+  void set_capture(Capture* capture) { capture_.store(capture, std::memory_order_release); }
+  Capture* capture() const { return capture_.load(std::memory_order_acquire); }
 
   // ---- Looking. ----
 
@@ -75,6 +100,7 @@ class Stream {
   std::atomic<uint64_t> enqueued_{0};
   std::atomic<uint64_t> completed_{0};
   std::atomic<bool> has_pending_{false};
+  std::atomic<Capture*> capture_{nullptr};
 };
 
 /// Called around each blocking wait; the Python module installs a pair that releases and takes the GIL.

@@ -45,8 +45,10 @@ class ThreadScope {
     if (!omp().get) return;
     int wanted = serial ? 1 : compute_threads();
     before_ = omp().get();
-    if (wanted == before_) before_ = 0;
-    else omp().set(wanted);
+    if (wanted == before_)
+      before_ = 0;
+    else
+      omp().set(wanted);
   }
   ~ThreadScope() {
     if (before_ > 0) omp().set(before_);
@@ -167,8 +169,8 @@ Frame::Frame(const OpCall& call) : arguments_(own_lists(call)), scalar_memory_(c
       host_scalars_.push_back({slot.word, c10::elementSize(slot.meta.dtype), scalar_memory_[i].data()});
     } else if (slot.leader == static_cast<int>(i)) {
       storages[i] = cpu_storage(nullptr, bytes[i]);
-      pointers_.push_back({storages[i].unsafeGetStorageImpl(), slot.word,
-                           slot.meta.offset * static_cast<int64_t>(c10::elementSize(slot.meta.dtype))});
+      pointers_.push_back(
+          {storages[i].unsafeGetStorageImpl(), slot.word, slot.meta.offset * static_cast<int64_t>(c10::elementSize(slot.meta.dtype))});
     }
     const auto& storage = slot.host_scalar ? storages[i] : storages[slot.leader];
     views_.push_back(slot.same_as >= 0 ? views_[slot.same_as] : cpu_view(storage, slot.meta));
@@ -211,9 +213,10 @@ void EmulatedExecutable::run(const uint64_t* words) {
       program_.calls[0].op.redispatchBoxed(kCpu, &stack_);
     } catch (c10::Error& error) {
       if (settings().launch_blocking) throw;
-      error.add_context(c10::str("This error was raised by ", name_, " on neuron:", device_,
-                                 ", which ran asynchronously: the call that caused it is earlier in the program. NEURON_LAUNCH_BLOCKING=1 makes "
-                                 "each call raise its own errors."));
+      error.add_context(
+          c10::str("This error was raised by ", name_, " on neuron:", device_,
+                   ", which ran asynchronously: the call that caused it is earlier in the program. NEURON_LAUNCH_BLOCKING=1 makes "
+                   "each call raise its own errors."));
       throw;
     }
   }
@@ -246,7 +249,7 @@ void EmulatedExecutable::check_meta() const {
   auto check = [&](const ResultMeta& meta, const c10::IValue& value) {
     if (meta.kind == ResultMeta::Kind::constant || !value.isTensor()) return;
     const auto& tensor = value.toTensor();
-    bool same = meta.kind == ResultMeta::Kind::undefined ? !tensor.defined()
+    bool same = meta.kind == ResultMeta::Kind::undefined  ? !tensor.defined()
                 : meta.kind == ResultMeta::Kind::argument ? tensor.is_same(frame_.view(meta.source))
                                                           : meta.meta.matches(tensor);
     if (same) return;
@@ -424,8 +427,8 @@ ResultMeta Tracer::adopt_tensor(const at::Tensor& tensor, at::Tensor& adopted) {
     return result;
   }
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided && !tensor.is_quantized(), call_.op.operator_name(),
-                              " returns a tensor of layout ", tensor.layout(),
-                              (tensor.is_quantized() ? " (quantized)" : ""), ", which device neuron does not hold yet: run it on the CPU, x.cpu()");
+                              " returns a tensor of layout ", tensor.layout(), (tensor.is_quantized() ? " (quantized)" : ""),
+                              ", which device neuron does not hold yet: run it on the CPU, x.cpu()");
   auto* cpu = tensor.storage().unsafeGetStorageImpl();
   if (tensor._is_zerotensor()) {
     result.source = fresh_storage(nullptr);

@@ -20,8 +20,8 @@ c10::Storage cpu_view(const c10::Storage& device);
 /// A CPU tensor on `storage` described by `meta`.
 at::Tensor cpu_view(c10::Storage storage, const TensorMeta& meta);
 
-/// The memory of a CPU storage that a kernel made, as memory of the device: taken over when this arena gave it out, else (older memory, or no
-/// arena) copied.
+/// The memory of a CPU storage that a kernel made, as memory of the device: taken over when this arena gave it out, else (older memory, or
+/// no arena) copied.
 c10::DataPtr adopt_memory(c10::StorageImpl& cpu, Stream& stream, const TraceArena* arena);
 
 /// Ready-made CPU arguments of one call: TensorImpls whose storages are pointed at each launch's memory. One per

@@ -23,7 +23,9 @@ using c10::DispatchKey;
 using c10::DispatchKeySet;
 
 at::SparseTensorImpl* coo(const at::Tensor& tensor) { return static_cast<at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl()); }
-at::SparseCsrTensorImpl* compressed(const at::Tensor& tensor) { return static_cast<at::SparseCsrTensorImpl*>(tensor.unsafeGetTensorImpl()); }
+at::SparseCsrTensorImpl* compressed(const at::Tensor& tensor) {
+  return static_cast<at::SparseCsrTensorImpl*>(tensor.unsafeGetTensorImpl());
+}
 at::QTensorImpl* quantized(const at::Tensor& tensor) { return static_cast<at::QTensorImpl*>(tensor.unsafeGetTensorImpl()); }
 
 bool is_coo(const at::Tensor& tensor) { return tensor.layout() == at::kSparse; }
@@ -34,8 +36,8 @@ template <class Convert>
 at::Tensor convert_parts(const at::Tensor& tensor, c10::Device device, Convert convert) {
   const bool to_cpu = device.is_cpu();
   if (is_coo(tensor)) {
-    auto made = at::detail::make_tensor<at::SparseTensorImpl>(DispatchKeySet(to_cpu ? DispatchKey::SparseCPU : DispatchKey::SparsePrivateUse1),
-                                                              tensor.dtype());
+    auto made = at::detail::make_tensor<at::SparseTensorImpl>(
+        DispatchKeySet(to_cpu ? DispatchKey::SparseCPU : DispatchKey::SparsePrivateUse1), tensor.dtype());
     coo(made)->raw_resize_(coo(tensor)->sparse_dim(), coo(tensor)->dense_dim(), tensor.sizes());
     coo(made)->set_indices_and_values_unsafe(convert(coo(tensor)->indices()), convert(coo(tensor)->values()));
     coo(made)->set_coalesced(coo(tensor)->coalesced());
@@ -114,7 +116,8 @@ class LayoutCall {
 
 std::array<at::Tensor, 3> parts_of(const at::Tensor& tensor) {
   if (is_coo(tensor)) return {coo(tensor)->indices(), coo(tensor)->values(), {}};
-  if (is_compressed(tensor)) return {compressed(tensor)->compressed_indices(), compressed(tensor)->plain_indices(), compressed(tensor)->values()};
+  if (is_compressed(tensor))
+    return {compressed(tensor)->compressed_indices(), compressed(tensor)->plain_indices(), compressed(tensor)->values()};
   return {};
 }
 
@@ -158,8 +161,8 @@ at::Tensor LayoutCall::view(const at::Tensor& tensor) {
   at::Tensor cpu;
   const void* data = nullptr;
   if (tensor.is_quantized()) {
-    cpu = at::detail::make_tensor<at::QTensorImpl>(view_storage(tensor.storage()), DispatchKeySet(DispatchKey::QuantizedCPU), tensor.dtype(),
-                                                   quantized(tensor)->quantizer());
+    cpu = at::detail::make_tensor<at::QTensorImpl>(view_storage(tensor.storage()), DispatchKeySet(DispatchKey::QuantizedCPU),
+                                                   tensor.dtype(), quantized(tensor)->quantizer());
     cpu.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
   } else if (tensor.layout() == at::kStrided && !tensor.is_nested()) {
     cpu = cpu_view(view_storage(tensor.storage()), TensorMeta::of(tensor, tensor.storage_offset()));
@@ -222,7 +225,8 @@ c10::Storage LayoutCall::adopt_storage(const c10::Storage& cpu) {
   }
   const size_t bytes = cpu.nbytes();
   c10::Storage device(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
-                                                            adopt_memory(*cpu.unsafeGetStorageImpl(), stream_, arena()), &NeuronAllocator::get(), true));
+                                                            adopt_memory(*cpu.unsafeGetStorageImpl(), stream_, arena()),
+                                                            &NeuronAllocator::get(), true));
   storages_.emplace_back(device, cpu);
   return device;
 }

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 
@@ -245,6 +246,10 @@ uint64_t EmulatedStream::push(uint64_t kind, uint64_t subject, const uint64_t* w
 }
 
 uint64_t EmulatedStream::launch(Executable& exe, const uint64_t* words, size_t count) {
+  if (Capture* capture = this->capture()) [[unlikely]] {
+    capture->add({&exe, nullptr, {words, words + count}});
+    return enqueued();
+  }
   auto subject = reinterpret_cast<uint64_t>(&exe);
   if (count <= ring_.size() / 8) return push(kLaunch, subject, words, count, exe.serial);
   auto* copy = new uint64_t[count];  // freed by run_one
@@ -254,6 +259,10 @@ uint64_t EmulatedStream::launch(Executable& exe, const uint64_t* words, size_t c
 }
 
 uint64_t EmulatedStream::call(std::function<void()> fn) {
+  if (Capture* capture = this->capture()) {
+    capture->add({nullptr, std::move(fn), {}});
+    return enqueued();
+  }
   return push(kCall, reinterpret_cast<uint64_t>(new std::function<void()>(std::move(fn))), nullptr, 0, true);
 }
 
@@ -273,6 +282,11 @@ bool EmulatedStream::query() {
 }
 
 void EmulatedStream::drain(uint64_t sequence) {
+  if (capture()) [[unlikely]] {
+    throw std::runtime_error(
+        "this stream is being captured into a graph, and the call would have to wait for the device (it reads a value, copies to "
+        "pageable memory, or has a result whose shape depends on data): keep it out of the capture");
+  }
   if (reached(sequence)) return;
   auto& executor = Executor::get();
   if (holding_slot) return executor.run_until(*this, sequence);
