@@ -57,6 +57,11 @@ test-cpp: $(VENV)/.requirements ## the runtime's C++ tests alone
 	@flock build/.lock $(MAKE) --no-print-directory build-locked TARGET=runtime_tests
 	$(BUILD)/runtime_tests
 
+.PHONY: upstream
+upstream: setup ## PyTorch's own test files on neuron and cpu: make upstream PYTORCH=<checkout> [ARGS="--files test_torch"]
+	@test -n "$(PYTORCH)" || { echo "Name a checkout of PyTorch: make upstream PYTORCH=../pytorch"; exit 2; }
+	$(PY) -m tests.upstream.checkout $(PYTORCH) $(ARGS)
+
 bench: setup ## neuron against cpu: one table
 	$(PY) -m benchmarks
 
