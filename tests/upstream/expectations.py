@@ -44,7 +44,7 @@ ROWS: list[Row] = [
     Row(
         "module/TestModule.test_*_nn_LinearCrossEntropyLoss_{device}",
         ("bfloat16", "float16"),
-        "Chunked with acc_policy='auto': a table by the name of the device chooses 'accurate' on the CPU and 'compact' on an unknown one, so the "
+        "Chunked with acc_policy='auto': a table of device names chooses 'accurate' on the CPU and 'compact' on an unknown one, so the "
         "gradients are rounded in another place.",
         "torch/nn/modules/linear_cross_entropy_options.py:19",
     ),
