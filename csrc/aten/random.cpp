@@ -279,15 +279,16 @@ Tensor sample_dirichlet(const Tensor& self, OptionalGenerator generator) {
   return op(generator, self, seed_words, self);
 }
 
-/// Leaky ReLU whose slope, drawn for each element that is not positive, lands in `noise` (1 elsewhere).
+/// Leaky ReLU whose slope, drawn for each element that is not positive, lands in `noise` (1 elsewhere). The result is contiguous whatever
+/// the strides of `self`, as on the CPU.
 Tensor rrelu_with_noise(const Tensor& self, Tensor& noise, const Scalar& lower, const Scalar& upper, bool training,
                         OptionalGenerator generator) {
   TORCH_CHECK(self.sym_sizes() == noise.sym_sizes(), "noise tensor shape must match self tensor shape. Got self.shape = ", self.sym_sizes(),
               " noise.shape = ", noise.sym_sizes());
-  if (!training) return at::leaky_relu(self, (lower.toDouble() + upper.toDouble()) / 2);
+  if (!training) return at::leaky_relu(self, (lower.toDouble() + upper.toDouble()) / 2).contiguous();
   uniform_(noise, lower.toDouble(), upper.toDouble(), std::move(generator));
   noise.masked_fill_(self.gt(0), 1);
-  return self.mul(noise);
+  return self.mul(noise).contiguous();
 }
 Tensor& rrelu_with_noise_(Tensor& self, Tensor& noise, const Scalar& lower, const Scalar& upper, bool training,
                           OptionalGenerator generator) {
