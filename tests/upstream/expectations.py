@@ -56,6 +56,12 @@ ROWS: list[Row] = [
         "torch/optim/optimizer.py:794",
     ),
     Row(
+        "numerics/TestBinaryUfuncs.test_type_promotion__refs_copysign_{device}",
+        (),
+        "The Python reference refuses a 0-dim tensor of the CPU beside a tensor of any other device; torch.copysign takes it.",
+        "torch/_refs/__init__.py:1289",
+    ),
+    Row(
         "custom_op/TestCustomOps.test_opcheck_check_test_autograd_registration_Numpy[!N]*_{device}",
         (),
         "The check asks for devices cpu, cuda and xpu by name and raises NotImplementedError for all others.",
