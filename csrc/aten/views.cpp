@@ -5,6 +5,7 @@
 #include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
@@ -142,6 +143,21 @@ at::Tensor& set_empty(at::Tensor& self) {
   return set_storage(self, std::move(nothing), 0, c10::SymIntArrayRef(c10::SymInt(0)), {});
 }
 
+/// A copy made at once. PyTorch's copy-on-write storages want the context of a DataPtr to be the data's address
+/// (c10/core/impl/COW.cpp asserts it when the last owner writes), and ours is the allocator's block.
+at::Tensor lazy_clone(const at::Tensor& self) {
+  c10::DeviceGuard guard(self.device());
+  const auto bytes = static_cast<int64_t>(self.storage().nbytes());
+  auto options = at::TensorOptions(self.device()).dtype(at::kByte);
+  auto source = at::empty({0}, options).set_(self.storage(), 0, {bytes}, {1});
+  auto whole = at::empty({bytes}, options).copy_(source);
+  auto clone = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(whole.storage()), self.key_set(), self.dtype());
+  auto* impl = clone.unsafeGetTensorImpl();
+  impl->set_storage_offset(self.storage_offset());
+  impl->set_sizes_and_strides(self.sizes(), self.strides());
+  return clone;
+}
+
 void record_stream(at::Tensor& self, c10::Stream stream) { NeuronAllocator::get().recordStream(self.storage().data_ptr(), stream); }
 
 }  // namespace
@@ -161,6 +177,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage", TORCH_FN(set_whole_storage));
   m.impl("set_.source_Tensor", TORCH_FN(set_tensor));
   m.impl("set_", TORCH_FN(set_empty));
+  m.impl("_lazy_clone", TORCH_FN(lazy_clone));
   m.impl("record_stream", TORCH_FN(record_stream));
 }
 
