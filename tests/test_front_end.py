@@ -76,6 +76,22 @@ def test_default_dtype_is_in_the_key() -> None:
     assert (x / 2).dtype == torch.float32
 
 
+def test_queued_work_does_not_see_a_later_default_dtype() -> None:
+    x = torch.arange(4, device=DEVICE)
+    for make in (lambda: torch.sin(x), lambda: torch.zeros(3, device=DEVICE), lambda: x / 2, lambda: torch.full((2,), 0.5, device=DEVICE)):
+        make()
+        try:
+            y = make()
+            torch.set_default_dtype(torch.float64)
+            torch.neuron.synchronize()
+            z = make()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        torch.neuron.synchronize()
+        assert y.dtype == torch.float32 and z.dtype == torch.float64
+        torch.testing.assert_close(y.double(), z, rtol=1e-6, atol=1e-6)
+
+
 def test_aliased_arguments() -> None:
     x = torch.arange(6.0, device=DEVICE)
     for _ in range(2):

@@ -240,6 +240,7 @@ void OpState::hit(CacheEntry& entry, CallReader& reader, torch::jit::Stack* stac
   torch::jit::drop(*stack, arity_);
   for (auto& result : results) stack->push_back(std::move(result));
   if (C10_UNLIKELY(settings().launch_blocking)) stream->synchronize();
+  else if (C10_UNLIKELY(entry.settles) && !stream->capture()) stream->drain();
 }
 
 /// Runs inline after the stream's earlier work, and learns the metadata. `hash` 0: not to be cached.
@@ -271,6 +272,7 @@ void OpState::learn(CallReader& reader, uint64_t hash, c10::ArrayRef<at::Tensor>
     auto entry = c10::make_intrusive<CacheEntry>();
     entry->key.assign(reader.key().begin(), reader.key().end());
     entry->marks.assign(reader.marks().begin(), reader.marks().end());
+    entry->settles = fix_default_dtype(program);
     entry->executable = program_target().load(program, reader.device());
     program.calls.clear();  // the executable has its own
     entry->program = std::move(program);

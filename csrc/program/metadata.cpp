@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
 #include <string>
 #include <unordered_set>
 
@@ -142,6 +143,28 @@ bool accepts_cpu_tensor(const c10::OperatorHandle& op, int arg) {
   }};
   const auto& name = op.operator_name().name;
   return std::any_of(table.begin(), table.end(), [&](const auto& row) { return row.first == name && row.second == arg; });
+}
+
+bool fix_default_dtype(Program& program) {
+  auto& call = program.calls[0];
+  auto is_real = [](at::ScalarType type) { return c10::isFloatingType(type) || c10::isComplexType(type); };
+  for (const auto& slot : call.tensors) {
+    if (is_real(slot.meta.dtype) && !slot.meta.wrapped_number) return false;
+  }
+  std::optional<at::ScalarType> result;
+  for (const auto& returned : program.returns) {
+    for (const auto& one : returned.results) {
+      if (one.kind == ResultMeta::Kind::fresh && is_real(one.meta.dtype)) result = one.meta.dtype;
+    }
+  }
+  if (!result) return false;
+  const auto& arguments = call.op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].name() != "dtype") continue;
+    if (call.arguments[i].isNone() && call.tensors.empty()) call.arguments[i] = static_cast<int64_t>(*result);
+    if (!call.arguments[i].isNone()) return false;
+  }
+  return true;
 }
 
 bool is_serial(const Program& program) {
