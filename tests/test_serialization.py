@@ -3,7 +3,6 @@
 import copy
 import io
 import pickle
-from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
@@ -112,9 +111,3 @@ def test_numpy():
     with pytest.raises(TypeError, match="neuron"):
         x.numpy()
     assert torch.from_numpy(np.ones(2)).neuron().dtype == torch.float64
-
-
-def test_sending_to_another_process_is_refused():
-    with pytest.raises(RuntimeError, match="only available on CPU"):
-        ForkingPickler.dumps(torch.ones(2, device="neuron"))
-    assert torch.ones(2).share_memory_().is_shared()

@@ -20,13 +20,14 @@ def register(package: ModuleType) -> None:
     """Makes ``package`` the module of device ``neuron``. Never raises."""
     global _failure
     try:
-        from torch_neuronx import _C, _comm, _exit, _surface
+        from torch_neuronx import _C, _comm, _exit, _surface, ipc
 
         _C._register_front_end()
         for name in _surface.__all__:
             setattr(package, name, getattr(_surface, name))
         _comm.offer()
         _exit.register()
+        ipc.register()
     except Exception as error:
         _failure = error
         _offer_the_failure(package)

@@ -28,6 +28,7 @@ from torch_neuronx.amp import get_amp_supported_dtype
 from torch_neuronx.explain import clear_op_tracking, explain, get_executed_ops, get_fallback_ops
 from torch_neuronx.float8 import from_float8_e4m3_trn2, to_float8_e4m3_trn2
 from torch_neuronx.interop import from_dlpack, to_dlpack
+from torch_neuronx.ipc import ipc_collect
 from torch_neuronx.memory import *  # noqa: F403
 from torch_neuronx.memory import __all__ as _memory_names
 from torch_neuronx.metrics import get_dynamo_metrics, reset_dynamo_metrics
@@ -85,6 +86,7 @@ __all__ = [
     "get_rng_state_all",
     "init",
     "initial_seed",
+    "ipc_collect",
     "is_available",
     "is_bf16_supported",
     "is_initialized",

@@ -53,4 +53,5 @@ PYBIND11_MODULE(_C, m) {
   bind_random(m);
   bind_memory(m);
   bind_explain(m);
+  bind_ipc(m);
 }

@@ -195,6 +195,34 @@ TEST(memory_segments_are_zeroed_writable_and_known) {
   CHECK_EQ(free, total);
 }
 
+TEST(memory_of_another_process_can_be_mapped) {
+  auto owner = make_memory(64 * kMiB), other = make_memory(64 * kMiB);  // two processes would do the same
+  auto* segment = static_cast<char*>(owner.allocate(3 * kMiB));
+  const SharedRange range = owner.share(segment + kMiB);
+  CHECK_EQ(range.offset, static_cast<size_t>(kMiB));
+  auto* mapped = static_cast<char*>(other.adopt(range.fd, range.offset, 4096));
+  segment[kMiB + 5] = 7;
+  CHECK_EQ(mapped[5], 7);
+  CHECK(other.contains(mapped + 4095) && !other.contains(mapped + 4096));
+  CHECK(other.share(mapped).adopted && other.share(mapped).fd < 0 && !range.adopted);
+  int64_t free = 0, total = 0;
+  other.info(&free, &total);
+  CHECK_EQ(free, total);  // the owner pays
+  owner.release(segment, 3 * kMiB);
+  CHECK_EQ(mapped[5], 7);  // the mapping keeps the pages
+  other.release(mapped, 4096);
+  CHECK(!other.contains(mapped));
+  auto* again = static_cast<char*>(owner.allocate(kMiB));
+  const int fd = owner.share(again).fd;
+  bool refused = false;
+  try {
+    other.adopt(fd, kMiB, 4096);
+  } catch (const OutOfMemory&) {
+    refused = true;
+  }
+  CHECK(refused);
+}
+
 TEST(memory_gives_pages_back_at_once) {
   auto memory = make_memory(256 * kMiB);
   const int64_t before = resident_bytes();

@@ -129,7 +129,9 @@ void* EmulatedMemory::allocate(size_t requested) {
     host_->add(fd, size);
     counted = true;
     address = take_addresses(bytes);
-    map(address, bytes, fd);
+    if (ftruncate(fd, static_cast<off_t>(bytes)) != 0)
+      throw OutOfMemory{"host", size, 0, 0, std::string("the kernel refused to size a segment: ") + std::strerror(errno)};
+    map(address, bytes, fd, 0);
   } catch (...) {
     if (address) give_addresses(address, bytes);
     if (counted) host_->remove(fd, size);
@@ -138,17 +140,38 @@ void* EmulatedMemory::allocate(size_t requested) {
   }
   segments_[address] = {bytes, fd};
   allocated_ += size;
-  for (size_t at = 0; at < bytes; at += AddressSpace::granule) {
-    const auto part = static_cast<uint32_t>(std::min(bytes - at, AddressSpace::granule));
-    used_[(address + at - begin_) / AddressSpace::granule].store(part, std::memory_order_release);
-  }
+  set_used(address, bytes, true);
   return address;
 }
 
-void EmulatedMemory::map(char* address, size_t bytes, int fd) {
+void* EmulatedMemory::adopt(int theirs, size_t offset, size_t requested) {
+  const size_t bytes = round_up(std::max<size_t>(requested, 1), static_cast<size_t>(getpagesize()));
+  struct stat facts{};
+  if (fstat(theirs, &facts) != 0 || static_cast<size_t>(facts.st_size) < offset + bytes)
+    throw OutOfMemory{"host", static_cast<int64_t>(bytes), 0, 0, "the file of the other process does not reach that far"};
+  std::lock_guard<std::mutex> lock(mutex_);
+  char* const address = take_addresses(bytes);
+  try {
+    map(address, bytes, theirs, offset);
+  } catch (...) {
+    give_addresses(address, bytes);
+    throw;
+  }
+  segments_[address] = {bytes, -1};  // the mapping keeps the file
+  set_used(address, bytes, true);
+  return address;
+}
+
+void EmulatedMemory::set_used(char* address, size_t bytes, bool used) {
+  for (size_t at = 0; at < bytes; at += AddressSpace::granule) {
+    const auto part = static_cast<uint32_t>(std::min(bytes - at, AddressSpace::granule));
+    used_[(address + at - begin_) / AddressSpace::granule].store(used ? part : 0, std::memory_order_release);
+  }
+}
+
+void EmulatedMemory::map(char* address, size_t bytes, int fd, size_t offset) {
   char* const host = host_address(address);
-  if (ftruncate(fd, static_cast<off_t>(bytes)) != 0 ||
-      mmap(host, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, 0) == MAP_FAILED) {
+  if (mmap(host, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, static_cast<off_t>(offset)) == MAP_FAILED) {
     throw OutOfMemory{"host", static_cast<int64_t>(bytes), 0, 0,
                       std::string("the kernel refused to map a segment: ") + std::strerror(errno)};
   }
@@ -162,15 +185,16 @@ void EmulatedMemory::release(void* segment, size_t bytes) noexcept {
   if (found == segments_.end()) return;
   bytes = found->second.bytes;
   const int fd = found->second.fd;
-  for (size_t at = 0; at < bytes; at += AddressSpace::granule)
-    used_[(address + at - begin_) / AddressSpace::granule].store(0, std::memory_order_release);
+  set_used(address, bytes, false);
   // Replaces the mapping at one stroke, so that no other thread's mmap can land in the gap.
   mmap(host_address(address), bytes, PROT_NONE, kReserve | MAP_FIXED, -1, 0);
-  host_->remove(fd, static_cast<int64_t>(bytes));
-  close(fd);
+  if (fd >= 0) {
+    host_->remove(fd, static_cast<int64_t>(bytes));
+    allocated_ -= static_cast<int64_t>(bytes);
+    close(fd);
+  }
   segments_.erase(found);
   give_addresses(address, bytes);
-  allocated_ -= static_cast<int64_t>(bytes);
 }
 
 void EmulatedMemory::info(int64_t* free, int64_t* total) {
@@ -193,6 +217,13 @@ int EmulatedMemory::segment_fd(const void* address, size_t* offset) const {
   if (found == segments_.end()) return -1;
   *offset = static_cast<const char*>(address) - found->first;
   return found->second.fd;
+}
+
+SharedRange EmulatedMemory::share(const void* address) const {
+  SharedRange range;
+  range.fd = segment_fd(address, &range.offset);
+  range.adopted = range.fd < 0 && contains(address);
+  return range;
 }
 
 EmulatedMemory::Segments::const_iterator EmulatedMemory::find(const void* address) const {

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "csrc/runtime/memory.h"
+#include "csrc/runtime/shared_memory.h"
 
 namespace neuron::emulated {
 
@@ -82,7 +83,7 @@ class HostBudget {
   int64_t committed_ = 0;
 };
 
-class EmulatedMemory final : public Memory {
+class EmulatedMemory final : public Memory, public SharedMemory {
  public:
   EmulatedMemory(std::shared_ptr<AddressSpace> space, std::shared_ptr<HostBudget> host, int device, int64_t total);
   ~EmulatedMemory() override;
@@ -92,19 +93,23 @@ class EmulatedMemory final : public Memory {
   void info(int64_t* free, int64_t* total) override;
   bool contains(const void* address) const override;
 
-  /// File that holds `address`, and where in it; -1 when no segment does. The descriptor stays ours: duplicate it to keep it.
+  SharedRange share(const void* address) const override;
+  void* adopt(int fd, size_t offset, size_t bytes) override;
+
+  /// File that holds `address`, and where in it; -1 when no segment of ours does. The descriptor stays ours: duplicate it to keep it.
   int segment_fd(const void* address, size_t* offset) const;
 
  private:
   struct Segment {
     size_t bytes;
-    int fd;
+    int fd;  ///< -1 when adopted: the memory is another process's
   };
   using Segments = std::map<const char*, Segment>;
   Segments::const_iterator find(const void* address) const;  // needs mutex_
   char* take_addresses(size_t bytes);                        // needs mutex_
   void give_addresses(char* address, size_t bytes);          // needs mutex_
-  void map(char* address, size_t bytes, int fd);
+  void map(char* address, size_t bytes, int fd, size_t offset);
+  void set_used(char* address, size_t bytes, bool used);
 
   const std::shared_ptr<AddressSpace> space_;
   const std::shared_ptr<HostBudget> host_;
