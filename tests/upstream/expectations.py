@@ -29,6 +29,19 @@ class Row:
 
 ROWS: list[Row] = [
     Row(
+        "*/Test*.test_*sparse_mm_reduce_{device}",
+        (),
+        "The table itself marks the op onlyCPU, so it is skipped on every other device.",
+        "torch/testing/_internal/common_methods_invocations.py:14737",
+    ),
+    Row(
+        "metadata/TestFakeTensor.test_fake_crossref_backward_*amp_nn_functional_embedding_bag_{device}",
+        (),
+        "The meta function foretells the CPU kernel's results (offset2bag may be empty) only where the device is called cpu; the emulated "
+        "device runs that kernel too.",
+        "torch/_meta_registrations.py:4463",
+    ),
+    Row(
         "opinfo/TestCommon.test_errors_narrow_copy_{device}",
         (),
         "narrow_copy has a kernel of its own on the CPU, which the emulated device runs too; it words two errors differently from the "
