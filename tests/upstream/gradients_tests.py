@@ -86,13 +86,13 @@ class TestBwdGradients(GradientCase):
             self.skipTest("no backward in this dtype")
         self.check(device, dtype, op, op.get_op(), second=True, gen_non_contig_grad_outputs=True, check_batched_grad=False)
 
-    @ops([op for op in backward_ops if op.inplace_variant and op.supports_inplace_autograd], allowed_dtypes=DOUBLE)
+    @ops([op for op in backward_ops if op.inplace_variant is not None and op.supports_inplace_autograd], allowed_dtypes=DOUBLE)
     def test_inplace_grad(self, device, dtype, op):
         if dtype not in op.supported_backward_dtypes(torch.device(device).type):
             self.skipTest("no backward in this dtype")
         self.check(device, dtype, op, op.get_inplace(), check_batched_grad=False)
 
-    @ops([op for op in second_ops if op.inplace_variant and op.supports_inplace_autograd], allowed_dtypes=(torch.float64,))
+    @ops([op for op in second_ops if op.inplace_variant is not None and op.supports_inplace_autograd], allowed_dtypes=(torch.float64,))
     def test_inplace_gradgrad(self, device, dtype, op):
         if dtype not in op.supported_backward_dtypes(torch.device(device).type):
             self.skipTest("no backward in this dtype")
@@ -104,7 +104,7 @@ class TestFwdGradients(GradientCase):
     def test_forward_mode_AD(self, device, dtype, op):
         self.forward(device, dtype, op, op.get_op(), check_batched_forward_grad=op.check_batched_forward_grad)
 
-    @ops([op for op in forward_ops if op.inplace_variant and op.supports_inplace_autograd], allowed_dtypes=DOUBLE)
+    @ops([op for op in forward_ops if op.inplace_variant is not None and op.supports_inplace_autograd], allowed_dtypes=DOUBLE)
     def test_inplace_forward_mode_AD(self, device, dtype, op):
         self.forward(device, dtype, op, op.get_inplace(), check_batched_forward_grad=op.check_inplace_batched_forward_grad)
 

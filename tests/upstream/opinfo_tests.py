@@ -11,12 +11,14 @@ from .op_samples import STRIDED_OUT_BREAKS_THE_CPU, VALUES_ARE_UNDEFINED, call, 
 
 SAMPLES = 3  # an op and dtype; tests/opinfo runs all samples of six dtypes
 # tests/opinfo compares the others with the CPU, over all samples.
-OTHER_DTYPES = (torch.float16, torch.complex128, torch.complex32, torch.uint8, torch.int8, torch.int16, torch.int32)
-OTHER_DTYPES += (torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2)
+OTHER_DTYPES = (
+    *(torch.float16, torch.complex128, torch.complex32, torch.uint8, torch.int8, torch.int16, torch.int32),
+    *(torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2),
+)
 
 with_out = [op for op in op_db if op.supports_out]
 with_errors = [op for op in op_db if op.error_inputs_func is not None]
-with_variants = [op for op in op_db if op.method_variant or op.inplace_variant or op.operator_variant]
+with_variants = [op for op in op_db if any(form is not None for form in (op.method_variant, op.inplace_variant, op.operator_variant))]
 
 
 class TestCommon(TestCase):
