@@ -1,7 +1,7 @@
 """The foreach database: lists of tensors on a device, against the CPU's foreach op and against the op on each tensor."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.testing import make_tensor
@@ -38,6 +38,11 @@ def samples_of(op: ForeachFuncInfo, dtype: torch.dtype, requires_grad: bool = Fa
             yield from op.sample_zero_size_inputs(ANY_CPU, dtype)
 
 
+def changing_form(op: ForeachFuncInfo) -> Any:
+    """In place where the op has it."""
+    return op.method_variant if op.inplace_variant is None else op.inplace_variant
+
+
 class TestForeach(TestCase):
     def run_on(self, function: Any, sample: SampleInput, device: str) -> tuple[Any, Any]:
         """The result, and the lists given (an in-place op changes them)."""
@@ -71,7 +76,7 @@ class TestForeach(TestCase):
     @ops(FOREACH, allowed_dtypes=DTYPES)
     def test_strided(self, device: str, dtype: torch.dtype, op: ForeachFuncInfo) -> None:
         """Tensors with gaps take the slow path."""
-        self.compare(op.inplace_variant or op.method_variant, samples_of(op, dtype, noncontiguous=True), device)
+        self.compare(changing_form(op), samples_of(op, dtype, noncontiguous=True), device)
 
     @ops(
         [op for op in FOREACH if op.ref is not None and op.method_variant is not None],
@@ -79,14 +84,14 @@ class TestForeach(TestCase):
     )
     def test_each_tensor(self, device: str, dtype: torch.dtype, op: ForeachFuncInfo) -> None:
         """The list's result is that of the op on each tensor, both on the device."""
-        compared = 0
+        compared, reference = 0, cast(Any, op.ref)
         for sample in samples_of(op, dtype):
             ref_args = [arg if isinstance(arg, list) else [arg] * len(sample.input) for arg in getattr(sample, "ref_args", sample.args)]
 
             def each(where: str, sample: SampleInput = sample, ref_args: list[Any] = ref_args) -> list[Any]:
                 place = Placement(where)
                 columns = [place(sample.input), *(place(arg) for arg in ref_args)]
-                return [op.ref(*row, **place(sample.kwargs)) for row in zip(*columns, strict=True)]
+                return [reference(*row, **place(sample.kwargs)) for row in zip(*columns, strict=True)]
 
             try:
                 separate = each("cpu")
@@ -143,7 +148,7 @@ class TestForeach(TestCase):
                 if len({id(item) for item in changed.input}) == len(changed.input) or op.inplace_variant is None:
                     yield changed
 
-        self.compare(op.inplace_variant or op.method_variant, (form for sample in samples_of(op, dtype) for form in mixed(sample)), device)
+        self.compare(changing_form(op), (form for sample in samples_of(op, dtype) for form in mixed(sample)), device)
 
 
 CLASSES = [TestForeach]

@@ -56,7 +56,7 @@ class Training:
     def __init__(self, info: OptimizerInfo, kwargs: dict[str, Any], device: str, dtype: torch.dtype = torch.float32) -> None:
         self.info, self.device, self.dtype = info, device, dtype
         generator = torch.Generator().manual_seed(0)
-        shapes = MATRICES if info.optim_cls is torch.optim.Muon else SHAPES if info.optim_cls is torch.optim.Adafactor else [*SHAPES, EMPTY]
+        shapes = MATRICES if info.name == "Muon" else SHAPES if info.name == "Adafactor" else [*SHAPES, EMPTY]
         if info.only_supports_sparse_grads:
             shapes = [shape for shape in shapes if shape and 0 not in shape]
         self.parameters = [nn.Parameter(torch.randn(shape, generator=generator).to(dtype).to(device)) for shape in shapes]
