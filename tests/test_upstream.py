@@ -9,7 +9,7 @@ from tests.upstream.framework import Test, suites
 from tests.upstream.pool import list_tests, run_all
 from tests.upstream.report import asked, table, unexpected
 
-SLICES = 97
+SLICES = 160
 
 
 def slice_of_today(tests: list[Test]) -> tuple[int, list[Test]]:

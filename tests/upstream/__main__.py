@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("--suite", nargs="+", choices=suites(), default=suites(), help="default: all")
     parser.add_argument("--match", nargs="+", default=[], help="only tests whose suite/Class.name contains one of these")
     parser.add_argument(
-        "--share", metavar="I/N", help="only the I-th of N fixed parts, from 0; UPSTREAM_SLICE=I of the pytest entry is I/97"
+        "--share", metavar="I/N", help="only the I-th of N fixed parts, from 0; UPSTREAM_SLICE=I of the pytest entry is I/160"
     )
     parser.add_argument("--json", type=Path, help="write all results here")
     parser.add_argument("--list", action="store_true", help="print the tests and stop")

@@ -22,6 +22,8 @@ def suites() -> list[str]:
 class Test:
     """``suite/Class.method``, the method's name with ``{device}`` where the device stands."""
 
+    __test__ = False  # to pytest: not a class of tests
+
     suite: str
     cls: str
     method: str
