@@ -472,3 +472,12 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 AllocatorMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
 test_any_program = AllocatorMachine.TestCase
+
+
+@pytest.mark.parametrize("size", [1 << 41, 1 << 42, 1 << 44, 1 << 47, 1 << 62])
+def test_absurd_requests_are_refused(size: int) -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(size, dtype=torch.uint8, device="neuron")
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.ones(4, device="neuron").expand(size >> 4, 4).contiguous()
+    assert torch.ones(3, device="neuron").sum().item() == 3

@@ -251,3 +251,21 @@ def test_the_process_leaves_nothing_behind(run_python):
     pid = run.stdout.strip()
     assert not os.path.exists(f"/proc/{pid}")
     assert not [name for name in os.listdir("/dev/shm") if pid in name and "neuron" in name]
+
+
+def test_ctrl_c_is_seen_while_the_host_runs_ahead(run_python):
+    """A full queue makes the host wait, but only briefly at a time: Python sees the signal, however slow the queued work is."""
+    code = """
+import os, signal, threading, time, torch
+x = torch.randn(600, 600, device="neuron")
+threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+issued = 0
+try:
+    while True:
+        x = (x @ x).tanh()
+        issued += 2
+except KeyboardInterrupt:
+    print("stopped")
+"""
+    run = run_python(code, timeout=60)
+    assert run.returncode == 0 and run.stdout == "stopped\n", run.stderr

@@ -20,6 +20,7 @@ def register(package: ModuleType) -> None:
     """Makes ``package`` the module of device ``neuron``. Never raises."""
     global _failure
     try:
+        _require_extension(package)
         from torch_neuronx import _C, _comm, _exit, _surface, ipc
 
         _C._register_front_end()
@@ -37,6 +38,16 @@ def register(package: ModuleType) -> None:
         # Some other backend owns PyTorch's slot: torch.device("neuron") cannot exist, and using the package says why.
         _failure = _failure or error
         _offer_the_failure(package)
+
+
+def _require_extension(package: ModuleType) -> None:
+    """Says so when the compiled half is missing; the import's own words would blame a circular import."""
+    from importlib.machinery import EXTENSION_SUFFIXES
+    from pathlib import Path
+
+    folder = Path(package.__path__[0])
+    if not any((folder / f"_C{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
+        raise ImportError("its extension is not built. Run `make build` in the checkout, or install the package again")
 
 
 def _tell_pytorch(package: ModuleType) -> None:

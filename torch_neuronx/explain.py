@@ -148,6 +148,9 @@ class explain:
         self._report = Report(_NOTHING)
         self._before = _NOTHING
 
+    def __repr__(self) -> str:
+        return "torch.neuron.explain() counts inside a block: `with torch.neuron.explain() as report: ...`, then print(report)"
+
     def __enter__(self) -> Report:
         if explain._open is not None:
             raise RuntimeError("torch.neuron.explain() is already counting; blocks do not nest. Leave the outer block first.")

@@ -10,7 +10,8 @@ constexpr size_t kMiB = size_t{1} << 20;
 constexpr size_t kSmallLimit = kMiB;       // requests below go to the small pool
 constexpr size_t kClassLimit = 16 * kMiB;  // requests below are rounded up to a size class
 constexpr size_t kPage = 4096;
-constexpr int kLongestSearch = 64;  // blocks looked at in one bin, for the best fit
+constexpr size_t kLargest = size_t{1} << 41;  // more than any device has; bins end not far above it
+constexpr int kLongestSearch = 64;            // blocks looked at in one bin, for the best fit
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -65,12 +66,14 @@ Block* DeviceCache::allocate(Stream* stream, size_t bytes) {
   const bool large = bytes >= kSmallLimit;
   const bool classed = bytes < kClassLimit;
   const size_t size = classed ? size_of_class(size_class_up(bytes)) : round_up(bytes, kPage);
-  if (size < bytes || size > static_cast<size_t>(INT64_MAX) / 2) {  // bytes came from a negative or absurd number
-    throw OutOfMemory{"device", INT64_MAX, 0, budget_, "no device has that much memory"};
-  }
   const int bin = classed ? size_class_up(bytes) : size_class_down(size);
 
   Lock lock(mutex_);
+  // Also what came from a negative or absurd number, before it picks a bin.
+  if (bytes > kLargest) [[unlikely]] {
+    throw OutOfMemory{"request", static_cast<int64_t>(std::min(bytes, static_cast<size_t>(INT64_MAX))), budget_, budget_,
+                      "no NeuronCore has that much"};
+  }
   if (!pending_.empty()) collect_pending(false);
   StreamPools& pools = pools_of(stream);
   BlockPool& pool = large ? pools.large : pools.small;

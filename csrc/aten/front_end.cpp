@@ -239,8 +239,10 @@ void OpState::hit(CacheEntry& entry, CallReader& reader, torch::jit::Stack* stac
   }
   torch::jit::drop(*stack, arity_);
   for (auto& result : results) stack->push_back(std::move(result));
-  if (C10_UNLIKELY(settings().launch_blocking)) stream->synchronize();
-  else if (C10_UNLIKELY(entry.settles) && !stream->capture()) stream->drain();
+  if (C10_UNLIKELY(settings().launch_blocking))
+    stream->synchronize();
+  else if (C10_UNLIKELY(entry.settles) && !stream->capture())
+    stream->drain();
 }
 
 /// Runs inline after the stream's earlier work, and learns the metadata. `hash` 0: not to be cached.

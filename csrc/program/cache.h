@@ -30,7 +30,7 @@ struct CacheEntry : c10::intrusive_ptr_target {
   std::vector<uint32_t> marks;  ///< where each argument's words begin, for explain()
   Program program;
   std::unique_ptr<Executable> executable;
-  bool settles = false;  ///< has to have run before the caller goes on, see fix_default_dtype()
+  bool settles = false;                 ///< has to have run before the caller goes on, see fix_default_dtype()
   c10::intrusive_ptr<CacheEntry> next;  ///< same hash, other key
 };
 

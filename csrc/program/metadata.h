@@ -29,9 +29,9 @@ bool reads_offset(const c10::OperatorHandle& op);
 /// CUDA accepts CPU tensors of any size as this argument (index tensors...): they are moved to the device.
 bool accepts_cpu_tensor(const c10::OperatorHandle& op, int arg);
 
-/// Makes a traced Program independent of torch.set_default_dtype(), which is process-wide state that kernels read when they run, maybe after
-/// the user has changed it: a factory's missing dtype becomes the one that was found. Returns true when that cannot be done (a float result of
-/// integers): such a launch must have run before the caller goes on.
+/// Makes a traced Program independent of torch.set_default_dtype(), which is process-wide state that kernels read when they run, maybe
+/// after the user has changed it: a factory's missing dtype becomes the one that was found. Returns true when that cannot be done (a float
+/// result of integers): such a launch must have run before the caller goes on.
 bool fix_default_dtype(Program& program);
 
 /// One host thread is enough: small tensors, and no overload whose work grows faster than its tensors.

@@ -7,7 +7,8 @@
 
 namespace neuron {
 
-/// Why a segment could not be had; `which` is "device" (the modelled HBM) or "host" (the machine behind an emulated device).
+/// Why memory could not be had; `which` is "device" (the modelled HBM), "host" (the machine behind an emulated device) or "request" (more
+/// than any device has).
 struct OutOfMemory {
   const char* which;
   int64_t requested;
@@ -21,7 +22,8 @@ class Memory {
  public:
   virtual ~Memory() = default;
 
-  /// Gives a segment of `bytes` (rounded up to a page). Throws OutOfMemory. The address is a *device* address: kernels go through host_address().
+  /// Gives a segment of `bytes` (rounded up to a page). Throws OutOfMemory. The address is a *device* address: kernels go through
+  /// host_address().
   virtual void* allocate(size_t bytes) = 0;
 
   /// Returns a whole segment; its pages go back to the machine at once.

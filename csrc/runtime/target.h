@@ -15,12 +15,12 @@ namespace neuron {
 
 /// Immutable facts about one logical NeuronCore.
 struct DeviceInfo {
-  std::string name;            ///< what users see, "Trainium2 (emulated)"
-  std::string generation;      ///< "trn2" or "trn3"
-  std::string instance;        ///< "trn2.3xlarge"
-  int chip = 0;                ///< index of the chip that holds the core
-  int physical_cores = 0;      ///< physical cores behind the logical one (LNC)
-  int64_t memory_bytes = 0;    ///< HBM that the logical core may use
+  std::string name;          ///< what users see, "Trainium2 (emulated)"
+  std::string generation;    ///< "trn2" or "trn3"
+  std::string instance;      ///< "trn2.3xlarge"
+  int chip = 0;              ///< index of the chip that holds the core
+  int physical_cores = 0;    ///< physical cores behind the logical one (LNC)
+  int64_t memory_bytes = 0;  ///< HBM that the logical core may use
   bool emulated = true;
 };
 
@@ -44,7 +44,8 @@ class Target {
 /// How many devices there would be, from the settings alone: opens nothing, throws nothing, 0 when the settings are bad.
 int device_count() noexcept;
 
-/// The target in use; opened by the first call. Throws c10::Error with the cause and the remedy when it cannot be opened, again at each call.
+/// The target in use; opened by the first call. Throws c10::Error with the cause and the remedy when it cannot be opened, again at each
+/// call.
 Target& target();
 
 /// True once target() has opened one.

@@ -24,11 +24,13 @@ namespace {
 enum Kind : uint64_t { kSkip, kLaunch, kLaunchHeap, kCall, kMark, kWait };
 constexpr size_t kPrefix = 2;
 
-constexpr auto kNap = std::chrono::microseconds(50);  // how often the worker looks again while there may be work
-constexpr int kNapsBeforeSleep = 20;                  // then it sleeps until a producer kicks it
-constexpr uint64_t kKickBacklog = 16;                 // serial records that may lie idle before a producer kicks
-constexpr int kQuietNaps = 40;                        // naps without a new record after which the host counts as quiet
-constexpr int kBatch = 64;                            // records that the worker runs before it looks around
+constexpr auto kNap = std::chrono::microseconds(50);    // how often the worker looks again while there may be work
+constexpr int kNapsBeforeSleep = 20;                    // then it sleeps until a producer kicks it
+constexpr uint64_t kKickBacklog = 16;                   // serial records that may lie idle before a producer kicks
+constexpr int kQuietNaps = 40;                          // naps without a new record after which the host counts as quiet
+constexpr uint64_t kMostPending = 1024;                 // records a stream may hold back, as many as launches on CUDA
+constexpr auto kRelief = std::chrono::milliseconds(2);  // a producer that meets a full queue runs records for this long, then goes on
+constexpr int kBatch = 64;                              // records that the worker runs before it looks around
 
 // True while this thread holds the compute slot: a kernel may need a drain itself (memory is full) and must not wait for itself.
 thread_local bool holding_slot = false;
@@ -226,11 +228,9 @@ bool EmulatedStream::make_room(size_t words) {
 
 uint64_t EmulatedStream::push(uint64_t kind, uint64_t subject, const uint64_t* words, size_t count, bool serial) {
   std::unique_lock lock(producer_);
-  while (!make_room(kPrefix + count)) {
-    // Back pressure: run half of what is queued on this thread.
-    uint64_t target = completed() + (enqueued() - completed() + 1) / 2;
+  while (enqueued() - completed() >= kMostPending || !make_room(kPrefix + count)) {
     lock.unlock();
-    drain(target);
+    relieve();
     lock.lock();
   }
   uint64_t* slot = &ring_[tail_ & mask_];
@@ -243,6 +243,24 @@ uint64_t EmulatedStream::push(uint64_t kind, uint64_t subject, const uint64_t* w
   lock.unlock();
   Executor::get().added(*this, !serial);
   return sequence;
+}
+
+/// Back pressure. Brief, so that the thread comes back to Python, where Ctrl-C is seen, however long the queued work takes.
+void EmulatedStream::relieve() {
+  auto& executor = Executor::get();
+  auto some_room = [&] { return enqueued() - completed() <= kMostPending - kBatch; };
+  const auto until = std::chrono::steady_clock::now() + kRelief;
+  auto run = [&] {
+    do {
+      run_one();
+    } while (!idle() && std::chrono::steady_clock::now() < until);
+  };
+  if (idle()) return;
+  if (holding_slot) return run();
+  HostWaitScope wait;
+  if (!executor.acquire_unless([&] { return idle() || some_room(); })) return;
+  if (!idle()) run();
+  executor.release();
 }
 
 uint64_t EmulatedStream::launch(Executable& exe, const uint64_t* words, size_t count) {

@@ -41,6 +41,7 @@ class EmulatedStream final : public Stream {
 
   uint64_t push(uint64_t kind, uint64_t subject, const uint64_t* words, size_t count, bool serial);
   bool make_room(size_t words);
+  void relieve();
   bool idle() const { return completed() == enqueued(); }
 
   // Consumer side, called with the compute slot held.
