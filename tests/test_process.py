@@ -203,6 +203,8 @@ if __name__ == "__main__":
 # ---- signals ----
 
 LONG = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner in the background may have set it to be ignored
 import torch
 x = torch.randn(256, 256, device="neuron")
 print("ready", flush=True)
@@ -257,6 +259,7 @@ def test_ctrl_c_is_seen_while_the_host_runs_ahead(run_python):
     """A full queue makes the host wait, but only briefly at a time: Python sees the signal, however slow the queued work is."""
     code = """
 import os, signal, threading, time, torch
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner in the background may have set it to be ignored
 x = torch.randn(600, 600, device="neuron")
 threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 issued = 0
