@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -110,6 +113,22 @@ def test_what_waits_is_refused_and_nothing_is_lost() -> None:
     graph = torch.accelerator.Graph()
     with pytest.raises(RuntimeError, match="needs a capture"):
         graph.replay()
+
+
+def test_capture_while_python_lines_are_recorded(run_python: Callable[..., Any]) -> None:
+    code = """
+import torch
+x = torch.zeros(4, device="neuron")
+x.add_(0)
+graph = torch.accelerator.Graph()
+with graph:
+    x.add_(1)
+for _ in range(3):
+    graph.replay()
+print(x.tolist())
+"""
+    result = run_python(code, TORCH_NEURONX_ENABLE_STACK_TRACE="1")
+    assert result.stdout == "[3.0, 3.0, 3.0, 3.0]\n", result.stderr
 
 
 def test_debug_dump(tmp_path: object) -> None:

@@ -201,7 +201,9 @@ void OpState::hit(CacheEntry& entry, CallReader& reader, torch::jit::Stack* stac
   }
   if (!entry.executable->serial) set_compute_threads(at::get_num_threads());
   Executable* executable = entry.executable.get();
-  if (C10_UNLIKELY(settings().stack_trace) && python_call_site) executable = new SitedLaunch(*executable, python_call_site());
+  // Not in a capture: a graph launches the executable again and again.
+  if (C10_UNLIKELY(settings().stack_trace) && python_call_site && stream->capture() == nullptr)
+    executable = new SitedLaunch(*executable, python_call_site());
   stream->launch(*executable, words.data(), words.size());
   if (Graph* graph = Graph::of(*stream)) [[unlikely]] {
     // The offset is the last payload before the fresh storages.
