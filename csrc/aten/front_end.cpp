@@ -184,7 +184,7 @@ void OpState::call(torch::jit::Stack* stack) {
 
 /// The hot path: allocate, launch, describe.
 void OpState::hit(CacheEntry& entry, CallReader& reader, torch::jit::Stack* stack) {
-  const Program& program = entry.program;
+  const Program& program = *entry.program;
   const int device = reader.device();
   Stream* stream = current_stream(device);
   auto& allocator = NeuronAllocator::get();
@@ -277,9 +277,8 @@ void OpState::learn(CallReader& reader, uint64_t hash, c10::ArrayRef<at::Tensor>
     entry->key.assign(reader.key().begin(), reader.key().end());
     entry->marks.assign(reader.marks().begin(), reader.marks().end());
     entry->settles = fix_default_dtype(program);
-    entry->executable = program_target().load(program, reader.device());
-    program.calls.clear();  // the executable has its own
-    entry->program = std::move(program);
+    entry->program = std::make_shared<const Program>(std::move(program));
+    entry->executable = program_target().load(entry->program, reader.device());
     cache_.insert(hash, std::move(entry));
   }
 }

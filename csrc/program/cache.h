@@ -28,7 +28,7 @@ uint64_t hash_key(KeyWords words);
 struct CacheEntry : c10::intrusive_ptr_target {
   std::vector<uint64_t> key;
   std::vector<uint32_t> marks;  ///< where each argument's words begin, for explain()
-  Program program;
+  std::shared_ptr<const Program> program;
   std::unique_ptr<Executable> executable;
   bool settles = false;                 ///< has to have run before the caller goes on, see fix_default_dtype()
   c10::intrusive_ptr<CacheEntry> next;  ///< same hash, other key

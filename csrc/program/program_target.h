@@ -16,8 +16,8 @@ class ProgramTarget {
  public:
   virtual ~ProgramTarget() = default;
 
-  /// Makes a Program runnable on a device.
-  virtual std::unique_ptr<Executable> load(const Program& program, int device) = 0;
+  /// Makes a Program of one call runnable on a device.
+  virtual std::unique_ptr<Executable> load(std::shared_ptr<const Program> program, int device) = 0;
 
   /// Runs the one call of `program` on the calling thread, after all earlier work of `stream`, and learns from it what the
   /// Program returns: fills program.returns and program.fresh, pushes the results (tensors of the device) on `results`.

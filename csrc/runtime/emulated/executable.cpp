@@ -191,9 +191,13 @@ const std::vector<c10::IValue>& Frame::bind(const uint64_t* words) {
 
 // ---- EmulatedExecutable ----
 
-EmulatedExecutable::EmulatedExecutable(const Program& program, int device)
-    : program_(program), name_(toString(program.calls.at(0).op.operator_name())), device_(device), frame_(program.calls[0]) {
-  serial = is_serial(program);
+EmulatedExecutable::EmulatedExecutable(std::shared_ptr<const Program> program, int device)
+    : owner_(std::move(program)),
+      program_(*owner_),
+      name_(toString(program_.calls.at(0).op.operator_name())),
+      device_(device),
+      frame_(program_.calls[0]) {
+  serial = is_serial(program_);
 }
 
 void EmulatedExecutable::run(const uint64_t* words) {
@@ -452,8 +456,8 @@ ResultMeta Tracer::adopt_tensor(const at::Tensor& tensor, at::Tensor& adopted) {
 
 class EmulatedPrograms final : public ProgramTarget {
  public:
-  std::unique_ptr<Executable> load(const Program& program, int device) override {
-    return std::make_unique<EmulatedExecutable>(program, device);
+  std::unique_ptr<Executable> load(std::shared_ptr<const Program> program, int device) override {
+    return std::make_unique<EmulatedExecutable>(std::move(program), device);
   }
   bool trace(Program& program, c10::ArrayRef<at::Tensor> tensors, Stream& stream, torch::jit::Stack& results) override {
     set_compute_threads(at::get_num_threads());

@@ -59,7 +59,7 @@ class Frame {
 
 class EmulatedExecutable final : public Executable {
  public:
-  explicit EmulatedExecutable(const Program& program, int device);
+  EmulatedExecutable(std::shared_ptr<const Program> program, int device);
   void run(const uint64_t* words) override;
   const char* name() const override { return name_.c_str(); }
 
@@ -67,7 +67,8 @@ class EmulatedExecutable final : public Executable {
   void deliver(const uint64_t* fresh_words);
   void check_meta() const;
 
-  const Program program_;
+  const std::shared_ptr<const Program> owner_;
+  const Program& program_;
   const std::string name_;
   const int device_;
   Frame frame_;
