@@ -34,6 +34,21 @@ def test_default_dtype_on_another_thread(ab):
     assert seen == [torch.bfloat16]
 
 
+@pytest.mark.parametrize("asked", [None, torch.bfloat16, torch.float16])
+def test_default_dtype_on_a_thread_that_has_not_used_the_device(ab, asked):
+    seen = []
+
+    def work():
+        with torch.autocast("neuron", dtype=asked):
+            seen.append((ab[0] @ ab[1]).dtype)
+        seen.append(torch.get_autocast_dtype("neuron"))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [asked or torch.bfloat16, torch.bfloat16]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     "op", [torch.mm, torch.matmul, functional.linear, lambda a, b: torch.addmm(a, a, b), lambda a, b: torch.einsum("ij,jk->ik", a, b)]
@@ -63,6 +78,27 @@ def test_lower_precision(ab, dtype, op):
 def test_float32(ab, op):
     with torch.autocast("neuron"):
         assert op(ab[0].bfloat16()).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        torch.linalg.inv,
+        torch.linalg.svdvals,
+        torch.linalg.qr,
+        torch.linalg.eigvalsh,
+        lambda x: torch.linalg.solve(x, torch.ones(4, 1, device=x.device)),
+        lambda x: torch.linalg.lstsq(x, torch.ones(4, 1, device=x.device)),
+        torch.pinverse,
+        lambda x: torch.fft.irfft(torch.fft.rfft(x)),
+        lambda x: x.quantile(0.5),
+    ],
+)
+def test_what_has_no_narrow_kernel_runs_in_float32(ab, op):
+    """The argument is a product, so autocast has made it narrow."""
+    with torch.autocast("neuron"):
+        result = op(ab[0] @ ab[0].T + torch.eye(4, device="neuron"))
+    assert (result if isinstance(result, torch.Tensor) else result[0]).dtype == torch.float32
 
 
 def test_promote(ab):

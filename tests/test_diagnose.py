@@ -162,3 +162,14 @@ print(json.dumps({name: [refused(name, good), refused(name, "nonsense")] for nam
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     assert found == {name: [0, 1] for name in GOOD}
+
+
+def test_a_misspelt_name_warns_at_the_first_use_of_the_device(run_python):
+    code = (
+        "import torch; torch.ones(2); print('before', flush=True); [torch.ones(2, device='neuron') for _ in range(3)]; torch.neuron.init()"
+    )
+    misspelt = run_python(code, TORCH_NEURONX_FALBACK="error", TORCH_NEURONX_LOG_LEVEL="3")
+    assert misspelt.returncode == 0 and misspelt.stdout == "before\n"
+    assert misspelt.stderr.count("<TorchNeuron/Settings>") == 1, misspelt.stderr
+    assert "TORCH_NEURONX_FALBACK is read by nothing. Did you mean TORCH_NEURONX_FALLBACK?" in misspelt.stderr
+    assert run_python(code, TORCH_NEURONX_LOG_LEVEL="3").stderr == ""  # AWS's name, without a meaning here

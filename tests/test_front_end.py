@@ -65,6 +65,47 @@ def test_slices_at_other_offsets_hit() -> None:
     assert x[7:10].neg().tolist() == [-7, -8, -9]
 
 
+@pytest.mark.parametrize(
+    "scatter",
+    [
+        lambda x, v: torch.diagonal_scatter(x, v),
+        lambda x, v: torch.select_scatter(x, v, 0, 1),
+        lambda x, v: torch.slice_scatter(x, v[None], 0, 1, 2),
+        lambda x, v: torch.as_strided_scatter(x, v, (4,), (2,), int(x.storage_offset())),
+    ],
+)
+def test_results_that_take_over_an_offset(scatter: Callable[..., torch.Tensor]) -> None:
+    """These copy their argument with its strides and offset; the first call may be at any offset."""
+    base = torch.arange(40.0)
+    ours = base.to(DEVICE)
+    values = torch.full((4,), -1.0)
+    for offset in (3, 0, 5, 3):
+        place = ((4, 4), (8, 2), offset)
+        expected = scatter(base.as_strided(*place), values)
+        actual = scatter(ours.as_strided(*place), values.to(DEVICE))
+        assert torch.equal(actual.cpu(), expected) and actual.stride() == expected.stride()
+
+
+def test_a_list_that_a_kernel_writes_into() -> None:
+    """_unsafe_masked_index puts clamped indices into the list that it gets; the next call must not see them."""
+    x, mask = torch.arange(5.0, device=DEVICE), torch.ones(2, dtype=torch.bool, device=DEVICE)
+    for k in range(4):
+        index = [torch.tensor([k, 0], device=DEVICE)]
+        assert torch.ops.aten._unsafe_masked_index(x, mask, index, -1.0).tolist() == [k, 0]
+        counts = torch.ops.aten._unsafe_masked_index_put_accumulate(
+            torch.zeros(5, device=DEVICE), mask, index, torch.ones(2, device=DEVICE)
+        )
+        assert counts.nonzero().flatten().tolist() == sorted({0, k})
+
+
+def test_zero_tensors_have_views() -> None:
+    """What forward-mode AD stands in for "no tangent": zeros without memory."""
+    zero = torch._efficientzerotensor((4, 6), device=DEVICE)
+    for view in (zero.expand(2, 4, 6), zero.t(), zero[1], zero.diagonal(), zero.unfold(0, 2, 1), zero.unsqueeze(0)):
+        assert view._is_zerotensor() and not view.clone().any()
+    assert (zero.t() + 1).sum().item() == 24
+
+
 def test_default_dtype_is_in_the_key() -> None:
     x = torch.arange(4, device=DEVICE)
     assert (x / 2).dtype == torch.float32

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 DEVICE = "neuron"
 COMPRESSED = [torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc]
@@ -125,6 +126,26 @@ def test_quantized() -> None:
     channels = torch.quantize_per_channel(x.to(DEVICE), torch.tensor([0.1, 0.2, 0.3]).to(DEVICE), torch.zeros(3).to(DEVICE), 0, torch.qint8)
     expected = torch.quantize_per_channel(x, torch.tensor([0.1, 0.2, 0.3]), torch.zeros(3), 0, torch.qint8)
     assert torch.equal(channels.dequantize().cpu(), expected.dequantize())
+
+
+def test_the_second_device() -> None:
+    x = sample().to("neuron:1")
+    for s in (x.to_sparse(), x.to_sparse_csr(), torch.quantize_per_tensor(x, 0.1, 3, torch.quint8)):
+        assert str(s.device) == "neuron:1"
+        assert (s.dequantize() if s.is_quantized else s.to_dense()).device == s.device
+    assert torch.equal((x.to_sparse() * 2).to_dense().cpu(), sample() * 2)
+
+
+def test_fake_tensors() -> None:
+    """Their parts lie on "meta"."""
+    x = torch.eye(3, device=DEVICE)
+    mode = FakeTensorMode()
+    coo, csr, dense = (mode.from_tensor(t) for t in (x.to_sparse(), x.to_sparse_csr(), x))
+    assert (coo.sparse_dim(), coo.dense_dim(), csr.dense_dim()) == (2, 0, 0)
+    with mode:
+        foretold = torch.sparse.sampled_addmm(csr, dense, dense)
+    real = torch.sparse.sampled_addmm(x.to_sparse_csr(), x, x)
+    assert (foretold.layout, foretold.shape, foretold.device) == (real.layout, real.shape, real.device)
 
 
 def test_mixed_devices_are_refused() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import warnings
+from functools import cache
 from typing import Any, NamedTuple
 
 from torch_neuronx import _C
@@ -26,11 +29,21 @@ def is_initialized() -> bool:
 def init() -> None:
     """Opens the device now. Raises RuntimeError with the cause and the remedy when that is impossible; does nothing when it is open."""
     _C._init()
+    _report_settings()
 
 
 def _lazy_init() -> None:
     """Called by PyTorch before it makes anything on the device."""
-    _C._init()
+    init()
+
+
+@cache
+def _report_settings() -> None:
+    """Warns once of environment variables that look like ours and are not: a misspelt setting must not be ignored silently."""
+    from torch_neuronx import config
+
+    for sentence in config.unknown_names(os.environ):
+        warnings.warn(f"<TorchNeuron/Settings> {sentence} `python -m torch_neuronx.diagnose` checks them all.", stacklevel=2)
 
 
 def _is_in_bad_fork() -> bool:

@@ -117,17 +117,20 @@ class Finding:
 def check_environment(environment: Mapping[str, str]) -> list[Finding]:
     """What is wrong with the variables in ``environment``: refused values, and TORCH_NEURONX_* names that nothing reads."""
     findings = []
-    known = {variable.name for variable in VARIABLES}
     for variable in VARIABLES:
         value = environment.get(variable.name, "")
         if value and not variable.accepts(value):
             findings.append(Finding(True, f'{variable.name}="{value}" is not understood: accepted values are {variable.accepted}.'))
+    ignored = [f"{name} is accepted for compatibility and has no effect." for name in sorted(environment) if name in IGNORED]
+    return findings + [Finding(False, text) for text in (*ignored, *unknown_names(environment))]
+
+
+def unknown_names(environment: Mapping[str, str]) -> list[str]:
+    """A sentence for each TORCH_NEURONX_* name that nothing reads, with the nearest name that means something."""
+    known = {variable.name for variable in VARIABLES}
+    sentences = []
     for name in sorted(environment):
-        if not name.startswith("TORCH_NEURONX_") or name in known:
-            continue
-        if name in IGNORED:
-            findings.append(Finding(False, f"{name} is accepted for compatibility and has no effect."))
-            continue
-        near = difflib.get_close_matches(name, known, n=1)
-        findings.append(Finding(False, f"{name} is read by nothing." + (f" Did you mean {near[0]}?" if near else "")))
-    return findings
+        if name.startswith("TORCH_NEURONX_") and name not in known | IGNORED:
+            near = difflib.get_close_matches(name, known | IGNORED, n=1)
+            sentences.append(f"{name} is read by nothing." + (f" Did you mean {near[0]}?" if near else ""))
+    return sentences

@@ -2,6 +2,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <algorithm>
 #include <array>
 #include <string_view>
 #include <vector>
@@ -30,6 +31,10 @@ constexpr std::array kFromDense = {
     "_coalesce",          "_convert_indices", "_validate_sparse", "_validate_compressed", "to_padded",       "_jagged",
     "_padded_dense"};
 
+// They look at the description of a sparse tensor, or hand out its parts, whatever these lie on: a fake tensor's lie on "meta".
+constexpr std::array kDescribe = {"sparse_dim", "dense_dim", "_dimI",        "_dimV",       "_nnz",         "is_coalesced", "_coalesced_",
+                                  "_indices",   "_values",   "crow_indices", "col_indices", "ccol_indices", "row_indices"};
+
 int device_of(const c10::IValue& value) {
   if (value.isTensor() && value.toTensor().defined() && value.toTensor().device().is_privateuseone())
     return value.toTensor().device().index();
@@ -55,6 +60,14 @@ void call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   program_target().run_any_layout(op, stack, stream);
 }
 
+/// The CPU's kernel of such an overload, on the tensor itself.
+template <DispatchKey cpu>
+void describe(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  op.redispatchBoxed(c10::DispatchKeySet(cpu), stack);
+}
+
+bool describes(std::string_view name) { return std::find(kDescribe.begin(), kDescribe.end(), name) != kDescribe.end(); }
+
 bool makes_layouts(std::string_view name) {
   for (std::string_view start : kFromDense) {
     if (name.substr(0, start.size()) == start) return true;
@@ -69,8 +82,15 @@ int register_layouts() {
   auto* handles = new std::vector<c10::RegistrationHandleRAII>;  // kept for the life of the process
   auto add = [&](const c10::OperatorHandle& op, DispatchKey key) {
     if (op.hasKernelForDispatchKey(key)) return;
-    handles->push_back(dispatcher.registerImpl(op.operator_name(), key, c10::KernelFunction::makeFromBoxedFunction<&call>(), std::nullopt,
-                                               nullptr, "torch_neuronx: csrc/aten/layouts.cpp"));
+    auto kernel = c10::KernelFunction::makeFromBoxedFunction<&call>();
+    if (describes(std::string_view(op.operator_name().name).substr(6))) {
+      if (key == DispatchKey::SparsePrivateUse1)
+        kernel = c10::KernelFunction::makeFromBoxedFunction<&describe<DispatchKey::SparseCPU>>();
+      else if (key == DispatchKey::SparseCsrPrivateUse1)
+        kernel = c10::KernelFunction::makeFromBoxedFunction<&describe<DispatchKey::SparseCsrCPU>>();
+    }
+    handles->push_back(
+        dispatcher.registerImpl(op.operator_name(), key, kernel, std::nullopt, nullptr, "torch_neuronx: csrc/aten/layouts.cpp"));
   };
   for (auto [cpu, ours] : kKeys) {
     for (const auto& name : dispatcher.getAllOpNamesForDispatchKey(cpu)) {

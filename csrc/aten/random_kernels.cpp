@@ -135,6 +135,7 @@ Tensor& cauchy_(Tensor& self, const Scalar& median, const Scalar& sigma, const S
 
 /// ceil(log(u) / log(1 - p)), in double whatever the type of `self`.
 Tensor& geometric_(Tensor& self, const Scalar& p, const Scalar& seed, const Scalar& offset) {
+  TORCH_CHECK_NOT_IMPLEMENTED(self.scalar_type() != at::kBool, "\"geometric_\" not implemented for 'Bool'");
   const double rate = -std::log1p(-p.toDouble());
   return fill_in_order(self, [&](const Tensor& out) {
     NEURON_DISPATCH_DRAWN(out.scalar_type(), "geometric", [&] {

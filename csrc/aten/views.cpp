@@ -65,7 +65,9 @@ at::Tensor efficient_zero(c10::SymIntArrayRef size, std::optional<at::ScalarType
   auto place = device_or_current(device);
   auto sizes = C10_AS_INTARRAYREF_SLOW(size);
   auto type = c10::scalarTypeToTypeMeta(c10::dtype_or_default(dtype));
-  c10::Storage nothing(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, place), &NeuronAllocator::get(), false);
+  // The size that it would have: views are checked against it.
+  auto bytes = at::detail::computeStorageNbytesContiguous(sizes, type.itemsize());
+  c10::Storage nothing(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(nullptr, place), &NeuronAllocator::get(), false);
   auto zero = at::detail::make_tensor<c10::TensorImpl>(std::move(nothing), kNeuron.add(c10::DispatchKey::ZeroTensor), type);
   zero.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
   return zero;

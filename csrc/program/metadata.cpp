@@ -55,7 +55,9 @@ const Names& scalar_shape_names() {
 }
 
 const Names& offset_names() {
-  static const Names names{"aten::as_strided_copy", "aten::as_strided_scatter", "aten::_reshape_copy"};
+  // The scatter family copies its argument with the strides and the offset that it has.
+  static const Names names{"aten::as_strided_copy",  "aten::as_strided_scatter", "aten::_reshape_copy",
+                           "aten::diagonal_scatter", "aten::select_scatter",     "aten::slice_scatter"};
   return names;
 }
 

@@ -48,6 +48,8 @@ PYBIND11_MODULE(_C, m) {
   neuron::host_wait = {release_gil, take_gil};
   neuron::on_bad_fork = ask_again_after_fork;
   neuron::set_default_autocast_dtype();
+  m.def("_use_default_autocast_dtype", &neuron::set_default_autocast_dtype,
+        "Gives the calling thread the device's autocast dtype if it has none yet; whether it changed something.");
   bind_device(m);
   bind_stream(m);
   bind_random(m);

@@ -18,7 +18,7 @@ def main() -> int:
     parser.add_argument("--match", nargs="+", default=[], help="only variants whose name contains one of these")
     parser.add_argument("--json", type=Path, help="write all results here")
     parser.add_argument("-n", "--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--limit", type=float, default=120, help="seconds for one variant")
+    parser.add_argument("--limit", type=float, default=300, help="seconds for one variant")
     options = parser.parse_args()
     names = [name for name in variant_names() if not options.match or any(part in name for part in options.match)]
     jobs = [(name, dtype) for dtype in options.dtype for name in names]

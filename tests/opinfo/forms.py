@@ -24,14 +24,14 @@ Form = Callable[[str], Outcome]  # takes a device
 
 
 class Call:
-    """One sample's arguments, copied to a device at each run."""
+    """One sample's arguments, copied to a device at each run, ``shift`` elements further into their storages."""
 
-    def __init__(self, op: OpInfo, sample: SampleInput) -> None:
-        self.op, self.sample = op, sample
+    def __init__(self, op: OpInfo, sample: SampleInput, shift: int = 0) -> None:
+        self.op, self.sample, self.shift = op, sample, shift
 
     def place(self, device: str) -> tuple[Placement, Any, Any, Any]:
-        place = Placement(device)
-        place_args = Placement("cpu") if self.op.name in HOST_ARGUMENTS else place
+        place = Placement(device, self.shift)
+        place_args = Placement("cpu", self.shift) if self.op.name in HOST_ARGUMENTS else place
         value, args, kwargs = place(self.sample.input), place_args(self.sample.args), place_args(self.sample.kwargs)
         torch.manual_seed(SEED)
         return place, value, args, kwargs

@@ -44,7 +44,7 @@ def _lost(job: Job, status: str, detail: str) -> dict[str, Any]:
     return {"op": job[0], "dtype": job[1], "status": status, **nothing, "seconds": 0.0, "failures": [detail]}
 
 
-def run_all(jobs: Iterable[Job], workers: int = 2, limit: float = 120) -> Iterator[dict[str, Any]]:
+def run_all(jobs: Iterable[Job], workers: int = 2, limit: float = 300) -> Iterator[dict[str, Any]]:
     """Yields a result for each job, in order of completion. ``limit``: seconds for one variant, then its worker is killed and replaced.
 
     Raises RuntimeError when a worker dies before its first job: then the device or the op table cannot even be imported.

@@ -29,12 +29,6 @@ class Row:
 
 ROWS: list[Row] = [
     Row(
-        "metadata/TestFakeTensor.test_fake*_sparse_sampled_addmm_{device}",
-        (),
-        "Ours to mend: the op has no meta function, so FakeTensor runs its fallback on zeros_like of a fake sparse tensor, and there our "
-        "dense_dim for sparse layouts refuses members on meta.",
-    ),
-    Row(
         "*/Test*.test_*sparse_mm_reduce_{device}",
         (),
         "The table itself marks the op onlyCPU, so it is skipped on every other device.",
@@ -75,9 +69,39 @@ ROWS: list[Row] = [
         "torch/optim/optimizer.py:794",
     ),
     Row(
-        "metadata/TestFakeTensor.test_fake_crossref_backward_amp_linalg_inv_ex_{device}",
-        ("float32",),
-        "Autocast on neuron has CUDA's lists, in which linalg.inv_ex runs in its input's type; the CPU's list runs it in float32.",
+        "metadata/TestFakeTensor.test_fake*native_batch_norm*_{device}",
+        (),
+        "In evaluation the CPU kernel, which the emulated device runs too, gives empty statistics; the meta function foretells that only "
+        "where the device is called cpu.",
+        "torch/_decomp/decompositions.py:2130",
+    ),
+    Row(
+        "metadata/TestFakeTensor.test_fake_crossref_backward_*amp_nn_functional_batch_norm_{device}",
+        (),
+        "The same, within nn.functional.batch_norm.",
+        "torch/_decomp/decompositions.py:2130",
+    ),
+    Row(
+        "metadata/TestFakeTensor.test_fake_autocast_nn_functional_binary_cross_entropy_{device}",
+        (),
+        "Refused under autocast, as on CUDA, whose lists neuron has; the CPU's list runs it in float32.",
+    ),
+    Row(
+        "metadata/TestFakeTensor.test_fake_crossref_backward_amp_nn_functional_binary_cross_entropy_{device}",
+        (),
+        "The same.",
+    ),
+    Row(
+        "opinfo/TestCommon.test_dtypes_histc_{device}",
+        (),
+        "Takes integers, as on CUDA; the table expects that only where the device is called cuda.",
+        "torch/testing/_internal/common_methods_invocations.py:21457",
+    ),
+    Row(
+        "opinfo/TestCommon.test_dtypes_nn_functional_rrelu_{device}",
+        (),
+        "Takes float16, as on CUDA; the table expects that only where the device is called cuda.",
+        "torch/testing/_internal/common_methods_invocations.py:17984",
     ),
     Row(
         "numerics/TestBinaryUfuncs.test_type_promotion__refs_copysign_{device}",

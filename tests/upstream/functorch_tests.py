@@ -6,7 +6,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_utils import TestCase
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from .op_samples import call, first, host, processed, tensors, values_defined
+from .op_samples import call, drawn_on_cpu, first, host, processed, tensors, values_defined
 
 SAMPLES = 3
 BATCH = 2
@@ -58,7 +58,7 @@ class TestOperators(TestCase):
         """(function of the differentiable tensors, these tensors)."""
         if not values_defined(op):
             self.skipTest("values are random or undefined")
-        for sample in first(op.sample_inputs(device, dtype, requires_grad=True), SAMPLES):
+        for sample in first(drawn_on_cpu(op, device, dtype, requires_grad=True), SAMPLES):
             flat, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
             places = [index for index, leaf in enumerate(flat) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
             if not places or not processed(sample, call(op, sample)):

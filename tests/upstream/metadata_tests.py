@@ -8,7 +8,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_utils import TestCase
 from torch.utils._pytree import tree_leaves
 
-from .op_samples import call, first, processed, tensors
+from .op_samples import call, drawn_on_cpu, first, processed, tensors
 
 SAMPLES = 4
 FROM_DATA = (DataDependentOutputException, DynamicOutputShapeException)  # the sizes lie in the values, so nothing can be foretold
@@ -43,7 +43,7 @@ class TestMeta(TestCase):
 
     @ops(op_db, allowed_dtypes=(torch.float32, torch.int64, torch.complex64))
     def test_meta_outplace(self, device, dtype, op):
-        for sample in first(op.sample_inputs(device, dtype), SAMPLES):
+        for sample in first(drawn_on_cpu(op, device, dtype), SAMPLES):
             if "device" in sample.kwargs:
                 sample.kwargs.pop("device")
                 continue
@@ -51,7 +51,7 @@ class TestMeta(TestCase):
 
     @ops([op for op in op_db if op.inplace_variant is not None], allowed_dtypes=(torch.float32, torch.int64))
     def test_meta_inplace(self, device, dtype, op):
-        for sample in first(op.sample_inputs(device, dtype), SAMPLES):
+        for sample in first(drawn_on_cpu(op, device, dtype), SAMPLES):
             if sample.broadcasts_input or not isinstance(sample.input, torch.Tensor):
                 continue
             self.compare(op, sample, op.inplace_variant, sample.input.clone(memory_format=torch.preserve_format))
@@ -73,7 +73,7 @@ class TestFakeTensor(TestCase):
 
     def fake(self, device, dtype, op):
         """A fake tensor of the device foretells the real one: metadata, and the device."""
-        for sample in first(op.sample_inputs(device, dtype), SAMPLES):
+        for sample in first(drawn_on_cpu(op, device, dtype), SAMPLES):
             mode = FakeTensorMode()
             real = call(op, sample)
             fake_sample = sample.transform(lambda x: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x)  # noqa: B023
@@ -96,7 +96,7 @@ class TestFakeTensor(TestCase):
 
     def crossref(self, device, dtype, op):
         """Each ATen op of forward and backward, against its fake."""
-        for sample in first(op.sample_inputs(device, dtype, requires_grad=True), 2):
+        for sample in first(drawn_on_cpu(op, device, dtype, requires_grad=True), 2):
             leaves = [t for t in tensors((sample.input, sample.args, sample.kwargs)) if t.requires_grad]
             with CrossRefFakeMode():
                 outputs = processed(sample, call(op, sample))

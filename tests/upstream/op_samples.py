@@ -9,11 +9,13 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..opinfo.expectations import STRIDED_OUT_BREAKS_THE_CPU, VALUES_ARE_UNDEFINED
+from ..opinfo.samples import Placement
 
 __all__ = [
     "STRIDED_OUT_BREAKS_THE_CPU",
     "VALUES_ARE_UNDEFINED",
     "call",
+    "drawn_on_cpu",
     "first",
     "host",
     "is_random",
@@ -27,6 +29,21 @@ __all__ = [
 def first(samples: Iterable[SampleInput], limit: int) -> Iterator[SampleInput]:
     """The first ``limit`` samples. The tables list the usual case first and then the options, so few samples see most of an op."""
     return islice(samples, limit)
+
+
+def drawn_on_cpu(op: OpInfo, device: str, dtype: torch.dtype, **options: Any) -> Iterator[SampleInput]:
+    """The samples that the CPU's test gets, on ``device``. For properties that depend on the values: where masks leave nothing, or two
+    indices coincide, a derivative does not exist, and the two devices draw different numbers. Some samples are even left out by value."""
+    for sample in op.sample_inputs("cpu", dtype, **options):
+        place = Placement(device)
+        yield SampleInput(
+            place(sample.input),
+            args=place(sample.args),
+            kwargs=place(sample.kwargs),
+            output_process_fn_grad=sample.output_process_fn_grad,
+            broadcasts_input=sample.broadcasts_input,
+            name=sample.name,
+        )
 
 
 def call(function: Any, sample: SampleInput, value: Any = None) -> Any:
@@ -54,14 +71,14 @@ def settle() -> None:
 
 
 def is_random(op: OpInfo) -> bool:
-    """Whether results depend on the generator; asked of the dispatcher, over the first sample."""
+    """Whether results depend on the generator; asked of the dispatcher, over the first samples."""
     from ..opinfo.check import SeesRandomOps
 
-    for sample in first(op.sample_inputs("cpu", torch.float32 if torch.float32 in op.dtypes else next(iter(op.dtypes))), 1):
-        with SeesRandomOps() as mode:
+    dtype = torch.float32 if torch.float32 in op.dtypes else next(iter(op.dtypes))
+    with SeesRandomOps() as mode:
+        for sample in first(op.sample_inputs("cpu", dtype), 3):
             call(op, sample)
-        return mode.found
-    return False
+    return mode.found
 
 
 def values_defined(op: OpInfo) -> bool:

@@ -98,7 +98,7 @@ c10::Storage cpu_view(const c10::Storage& device) {
 }
 
 c10::DataPtr adopt_memory(c10::StorageImpl& cpu, Stream& stream, const TraceArena* arena) {
-  const size_t bytes = cpu.nbytes();
+  const size_t bytes = cpu.data() == nullptr ? 0 : cpu.nbytes();  // a ZeroTensor has a size and no memory
   if (bytes == 0) return {nullptr, c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(stream.device))};
   auto& allocator = NeuronAllocator::get();
   // The CPU storage keeps its pointer, which no longer frees the block, for other results that share it and are still to be adopted.
@@ -175,6 +175,8 @@ Frame::Frame(const OpCall& call) : arguments_(own_lists(call)), scalar_memory_(c
     const auto& storage = slot.host_scalar ? storages[i] : storages[slot.leader];
     views_.push_back(slot.same_as >= 0 ? views_[slot.same_as] : cpu_view(storage, slot.meta));
     put(arguments_, slot.place, views_.back());
+    if (slot.place.element >= 0 && arguments_[slot.place.arg].toList().elementType()->kind() == c10::TypeKind::OptionalType)
+      by_reference_.emplace_back(slot.place, i);
   }
 }
 
@@ -186,6 +188,7 @@ const std::vector<c10::IValue>& Frame::bind(const uint64_t* words) {
   }
   for (const auto& s : host_scalars_) std::memcpy(s.data, &words[s.word], s.bytes);
   for (const auto& p : payloads_) put(arguments_, p.place, scalar_value(p.type, &words[p.word]));
+  for (const auto& [place, slot] : by_reference_) put(arguments_, place, views_[slot]);
   return arguments_;
 }
 
@@ -256,12 +259,13 @@ void EmulatedExecutable::check_meta() const {
     bool same = meta.kind == ResultMeta::Kind::undefined  ? !tensor.defined()
                 : meta.kind == ResultMeta::Kind::argument ? tensor.is_same(frame_.view(meta.source))
                                                           : meta.meta.matches(tensor);
+    if (meta.kind == ResultMeta::Kind::fresh && same) same = tensor.storage_offset() == meta.meta.offset;
     if (same) return;
     mismatches.fetch_add(1);
     TORCH_CHECK(false, "[TORCH_NEURONX_CHECK_META] ", name_, " returned a result of shape ", tensor.sizes(), " strides ", tensor.strides(),
-                " dtype ", tensor.scalar_type(), ", but the cached metadata says shape ", at::IntArrayRef(meta.meta.sizes), " strides ",
-                at::IntArrayRef(meta.meta.strides), " dtype ", meta.meta.dtype,
-                ". The overload decides its result from data: it belongs in csrc/program/metadata.cpp.");
+                " offset ", tensor.storage_offset(), " dtype ", tensor.scalar_type(), ", but the cached metadata says shape ",
+                at::IntArrayRef(meta.meta.sizes), " strides ", at::IntArrayRef(meta.meta.strides), " offset ", meta.meta.offset, " dtype ",
+                meta.meta.dtype, ". The overload decides its result from data (or from offsets): it belongs in csrc/program/metadata.cpp.");
   };
   for (size_t r = 0; r < program_.returns.size(); ++r) {
     const auto& returned = program_.returns[r];
@@ -307,6 +311,7 @@ class Tracer {
   c10::IValue adopt(const c10::IValue& value);
   ResultMeta adopt_tensor(const at::Tensor& tensor, at::Tensor& adopted);
   int fresh_storage(c10::StorageImpl* cpu);
+  bool follows_an_offset() const;
 
   Program& program_;
   const OpCall& call_;
@@ -417,6 +422,14 @@ int Tracer::fresh_storage(c10::StorageImpl* cpu) {
   return static_cast<int>(fresh_cpu_.size()) - 1;
 }
 
+/// Whether the run saw an offset that the Program's description of the argument leaves out.
+bool Tracer::follows_an_offset() const {
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (!call_.tensors[i].host_scalar && tensors_[i].storage_offset() != call_.tensors[i].meta.offset) return true;
+  }
+  return false;
+}
+
 ResultMeta Tracer::adopt_tensor(const at::Tensor& tensor, at::Tensor& adopted) {
   ResultMeta result;
   if (!tensor.defined()) {
@@ -450,6 +463,8 @@ ResultMeta Tracer::adopt_tensor(const at::Tensor& tensor, at::Tensor& adopted) {
   }
   result.source = fresh_storage(cpu);
   result.meta = TensorMeta::of(tensor, tensor.storage_offset());
+  // The offset of an argument is not in the key unless metadata.cpp says so: a result that may have taken it over cannot be foretold.
+  if (result.meta.offset != 0 && follows_an_offset()) keep_ = false;
   adopted = make_device_tensor(fresh_device_[result.source], result.meta, result.meta.offset);
   return result;
 }

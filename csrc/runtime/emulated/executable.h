@@ -37,8 +37,6 @@ class Frame {
   const at::Tensor& view(size_t i) const { return views_[i]; }
 
  private:
-  void place(const Place& where, c10::IValue value);
-
   struct Pointer {
     c10::StorageImpl* storage;
     int word;
@@ -55,6 +53,8 @@ class Frame {
   std::vector<HostScalar> host_scalars_;
   std::vector<std::array<uint64_t, 2>> scalar_memory_;
   std::vector<Payload> payloads_;
+  /// Slots in lists of optional tensors. A kernel gets such a list by reference, and _unsafe_masked_index writes into it.
+  std::vector<std::pair<Place, size_t>> by_reference_;
 };
 
 class EmulatedExecutable final : public Executable {

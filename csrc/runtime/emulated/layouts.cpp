@@ -6,6 +6,7 @@
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/native/nested/NestedTensorUtils.h>
 #include <ATen/quantized/QTensorImpl.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <optional>
@@ -35,6 +36,8 @@ bool is_compressed(const at::Tensor& tensor) { return at::sparse_csr::is_sparse_
 template <class Convert>
 at::Tensor convert_parts(const at::Tensor& tensor, c10::Device device, Convert convert) {
   const bool to_cpu = device.is_cpu();
+  c10::OptionalDeviceGuard current;  // a new sparse tensor is of the current device
+  if (!to_cpu) current.reset_device(device);
   if (is_coo(tensor)) {
     auto made = at::detail::make_tensor<at::SparseTensorImpl>(
         DispatchKeySet(to_cpu ? DispatchKey::SparseCPU : DispatchKey::SparsePrivateUse1), tensor.dtype());
