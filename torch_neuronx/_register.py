@@ -22,6 +22,7 @@ def register(package: ModuleType) -> None:
     try:
         _require_extension(package)
         from torch_neuronx import _C, _comm, _exit, _surface, ipc
+        from torch_neuronx.compile import hook
 
         _C._register_front_end()
         for name in _surface.__all__:
@@ -29,6 +30,7 @@ def register(package: ModuleType) -> None:
         _comm.offer()
         _exit.register()
         ipc.register()
+        hook.install()
     except Exception as error:
         _failure = error
         _offer_the_failure(package)

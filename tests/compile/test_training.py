@@ -1,0 +1,72 @@
+"""A compiled model trains as the eager one does, bit for bit."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from examples.train_gpt import ALPHABET, GPT, Config
+
+DEVICE = "neuron"
+
+
+def gpt(dropout: float = 0.0) -> GPT:
+    torch.manual_seed(0)
+    return GPT(Config(layers=2, heads=2, width=32, context=16, dropout=dropout)).to(DEVICE)
+
+
+def batch(length: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
+    numbers = torch.randint(len(ALPHABET), (4, length + 1), generator=torch.Generator().manual_seed(length))
+    return numbers[:, :-1].to(DEVICE), numbers[:, 1:].to(DEVICE)
+
+
+def train(model: nn.Module, lengths: list[int], autocast: bool = False) -> list[float]:
+    torch.manual_seed(1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for length in lengths:
+        x, y = batch(length)
+        optimizer.zero_grad()
+        with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=autocast):
+            loss = F.cross_entropy(model(x).flatten(0, 1).float(), y.flatten())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_losses_and_weights_are_those_of_eager(dropout):
+    model = gpt(dropout)
+    twin = copy.deepcopy(model)
+    expected, actual = train(model, [16] * 4), train(torch.compile(twin, backend="neuron", fullgraph=True), [16] * 4)
+    assert actual == expected and expected[-1] < expected[0]
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_autocast():
+    model = gpt()
+    twin = copy.deepcopy(model)
+    assert train(torch.compile(twin, backend="neuron"), [16] * 3, autocast=True) == train(model, [16] * 3, autocast=True)
+
+
+def test_dynamic_lengths():
+    model = gpt()
+    twin = copy.deepcopy(model)
+    lengths = [16, 7, 12, 5, 9]
+    compiled = torch.compile(twin, backend="neuron", dynamic=True)
+    assert train(compiled, lengths) == train(model, lengths)
+
+
+def test_whole_step_with_graph_breaks():
+    def step(model, x, y):
+        loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        torch._dynamo.graph_break()
+        return loss * 2
+
+    model, (x, y) = gpt(), batch()
+    expected = step(model, x, y)
+    assert torch.equal(torch.compile(step, backend="neuron")(model, x, y), expected)

@@ -1,0 +1,41 @@
+"""Backend "neuron": AOTAutograd, then :class:`torch_neuronx.compile.code.CompiledCode` for each direction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.output_code import OutputCode
+
+from torch_neuronx.compile.code import CompiledCode
+from torch_neuronx.compile.options import Settings
+
+
+def compile_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], settings: Settings) -> Callable[..., Any]:
+    """Compiles what Dynamo captured. ``example_inputs`` are fake tensors, or symbols, one for each placeholder of ``gm``."""
+
+    def compiler(direction: str) -> SerializableAOTDispatchCompiler:
+        def one_direction(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> OutputCode:
+            return CompiledCode(graph, _name(settings, direction))
+
+        return SerializableAOTDispatchCompiler(OutputCode, one_direction)
+
+    aot = aot_autograd(
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )
+    # A cache entry holds both directions and our own code, so both are made now.
+    with functorch_config.patch(bundled_autograd_cache=True, force_non_lazy_backward_lowering=True):
+        return aot(gm, example_inputs)
+
+
+def _name(settings: Settings, direction: str) -> str:
+    return f"{settings.model_name} {direction}".strip()

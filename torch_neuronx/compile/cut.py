@@ -1,0 +1,258 @@
+"""Cuts an FX graph into parts that run as Programs and parts that need Python or the host.
+
+Every node gets a *level*. Odd levels are Programs, even ones run on the host in between; a node's level is at least that of what it
+reads. Work on the device keeps its order; pure work on the CPU (an optimizer's step counts, copies of constants) moves to the earliest
+level, so that it seldom comes between two Programs.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from torch_neuronx._utils import DEVICE
+
+# Namespaces whose overloads run as kernels on the device.
+_DEVICE_NAMESPACES = ("aten", "prims", "neuron")
+
+# Overload packets that read data on the host or whose result's shape depends on data, without PyTorch's tag.
+_DYNAMIC = {
+    "aten::bincount": "shape depends on data",
+    "aten::repeat_interleave": "shape depends on data",
+    "aten::_ctc_loss": "shape depends on data",
+    "aten::segment_reduce": "reads data on the host",
+    "aten::equal": "reads a value on the host",
+    "aten::is_nonzero": "reads a value on the host",
+    "aten::_linalg_check_errors": "reads a value on the host",
+    "aten::resize_": "resizes a storage",
+    "aten::set_": "replaces a storage",
+}
+
+# Operators of higher order whose own implementation only issues work on the device, so that it can be recorded.
+_RECORDABLE_HIGHER_ORDER = frozenset(
+    {"flex_attention", "flex_attention_backward", "scan", "map_impl", "associative_scan", "invoke_subgraph"}
+)
+
+
+@dataclass
+class Part:
+    """Nodes that run together. ``inputs`` are values made elsewhere, ``outputs`` those that others need, both in order."""
+
+    level: int
+    nodes: list[Node] = field(default_factory=list)
+    inputs: list[Node] = field(default_factory=list)
+    outputs: list[Node] = field(default_factory=list)
+
+    @property
+    def is_program(self) -> bool:
+        return self.level % 2 == 1
+
+
+@dataclass
+class Cut:
+    """The parts of a graph in the order in which they run, and why there is more than one Program, if there is."""
+
+    parts: list[Part]
+    reasons: Counter[str]
+
+
+def cut(gm: GraphModule) -> Cut:
+    """Assigns each node of ``gm`` that computes something to a part. Nodes that are constant numbers are replaced by their values."""
+    _fold_numbers(gm.graph)
+    levels, reasons = _levels(gm)
+    parts: dict[int, Part] = {}
+    for node in gm.graph.nodes:
+        if node.op in ("call_function", "call_module", "call_method"):
+            parts.setdefault(levels[node], Part(levels[node])).nodes.append(node)
+    return Cut(_connect(gm.graph, parts, levels), reasons)
+
+
+# ---- Values ----------------------------------------------------------------------------------------------------------------
+
+
+def values(node: Node) -> Iterator[Any]:
+    """The tensors and numbers that ``node`` stands for, as tracing saw them (fake tensors, symbols)."""
+
+    def flat(value: Any) -> Iterator[Any]:
+        if isinstance(value, (tuple, list)):
+            for item in value:
+                yield from flat(item)
+        elif value is not None:
+            yield value
+
+    yield from flat(node.meta.get("val"))
+
+
+def is_number(node: Node) -> bool:
+    """True for a size or another plain number, possibly a symbol, which Python computes."""
+    found = list(values(node))
+    return bool(found) and all(isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)) for value in found)
+
+
+def _devices(node: Node) -> set[str]:
+    return {value.device.type for value in values(node) if isinstance(value, torch.Tensor)}
+
+
+def _is_host_scalar(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dim() == 0
+
+
+def _reads_only_the_device(node: Node) -> bool:
+    for source in node.all_input_nodes:
+        for value in values(source):
+            if isinstance(value, torch.Tensor) and value.device.type != DEVICE and not _is_host_scalar(value):
+                return False
+    return True
+
+
+def _fold_numbers(graph: Graph) -> None:
+    for node in reversed(list(graph.nodes)):
+        value = node.meta.get("val")
+        if node.op == "call_function" and isinstance(value, (int, float, bool)) and not _reads_data(node):
+            node.replace_all_uses_with(value)
+            graph.erase_node(node)
+
+
+# ---- Where a node runs -----------------------------------------------------------------------------------------------------
+
+
+def host_reason(node: Node) -> str | None:
+    """Why ``node`` cannot be part of a Program; None when it can."""
+    target = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        name = target.name()
+        return None if name in _RECORDABLE else f"higher-order operator {name}"
+    if not isinstance(target, torch._ops.OpOverload):
+        return f"{getattr(target, '__name__', target)} is Python"
+    name = target._schema.name
+    devices = _devices(node)
+    if devices and devices != {DEVICE}:
+        return f"{name} gives a tensor on {' and '.join(sorted(devices - {DEVICE}))}"
+    if not _reads_only_the_device(node):
+        return f"{name} reads host memory"
+    if target.namespace not in _DEVICE_NAMESPACES:
+        return f"custom operator {name}"
+    if torch.Tag.data_dependent_output in target.tags:
+        return f"{name} reads a value on the host"
+    if torch.Tag.dynamic_output_shape in target.tags and not _static_shape(node):
+        return f"{name}: shape depends on data"
+    if name in _DYNAMIC:
+        return f"{name} {_DYNAMIC[name]}"
+    if any(isinstance(value, torch.Tensor) and value.layout is not torch.strided for value in values(node)):
+        return f"{name} gives a tensor that is not strided"
+    if not devices:
+        return f"{name} gives no tensor"
+    if any(isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) for value in values(node)):
+        return f"{name} gives a number beside tensors"
+    return None
+
+
+def _static_shape(node: Node) -> bool:
+    """True when tracing found a shape without symbols made from data: ``x[i]`` with integer indices has the tag, too."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    if any(value.dtype in (torch.bool, torch.uint8) for source in node.all_input_nodes[1:] for value in values(source)
+           if isinstance(value, torch.Tensor)):  # fmt: skip
+        return False
+    return not any(free_unbacked_symbols(value) for value in values(node) if isinstance(value, torch.Tensor))
+
+
+def _moves(node: Node) -> bool:
+    """True for work on the CPU that nothing but its inputs orders."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
+        return False
+    if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags or not _devices(node):
+        return False
+    return all(device == "cpu" for source in node.all_input_nodes for device in _devices(source))
+
+
+def _written(node: Node) -> Iterator[Node]:
+    """The nodes whose tensors ``node`` writes."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+            if argument.is_write and isinstance(value, Node):
+                yield value
+
+
+def _levels(gm: GraphModule) -> tuple[dict[Node, int], Counter[str]]:
+    levels: dict[Node, int] = {}
+    reasons: Counter[str] = Counter()
+    written: set[Node] = set()
+    now = 0  # level of the last node whose place is fixed
+    for node in gm.graph.nodes:
+        needs = max((levels[source] for source in node.all_input_nodes), default=0)
+        if node.op in ("placeholder", "get_attr", "output"):
+            levels[node] = 0
+        elif _is_getitem(node) or (is_number(node) and not _reads_data(node)):
+            levels[node] = needs
+        else:
+            reason = host_reason(node)
+            if reason is None:
+                levels[node] = now = max(now, needs) | 1
+            elif _moves(node) and not any(source in written for source in node.all_input_nodes):
+                levels[node] = needs + needs % 2
+            else:
+                reasons[reason] += 1
+                level = max(now, needs)
+                levels[node] = now = level + level % 2
+        written.update(_written(node))
+    return levels, reasons
+
+
+def _is_getitem(node: Node) -> bool:
+    return node.target is operator.getitem and isinstance(node.args[0], Node) and not is_number(node.args[0])
+
+
+def _reads_data(node: Node) -> bool:
+    """True for a number that is the value of a tensor (item()), not its size."""
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.data_dependent_output in node.target.tags
+
+
+# ---- What goes in and out --------------------------------------------------------------------------------------------------
+
+
+def _connect(graph: Graph, parts: dict[int, Part], levels: dict[Node, int]) -> list[Part]:
+    """Fills ``inputs`` and ``outputs`` of the parts and gives them in order.
+
+    A Program gives tensors only. A number that one computes from a size, and that is wanted elsewhere, is computed a second time on the
+    host, right after it.
+    """
+    place = {node: i for i, node in enumerate(graph.nodes)}
+    wanted: dict[int, dict[Node, None]] = {}  # dicts keep order
+
+    def want(node: Node) -> None:
+        if node.op in ("placeholder", "get_attr"):
+            return
+        level = levels[node]
+        if level % 2 == 0 or not is_number(node):
+            wanted.setdefault(level, {})[node] = None
+            return
+        after = parts.setdefault(level + 1, Part(level + 1))
+        if node not in after.nodes:
+            after.nodes.append(node)
+            for source in node.all_input_nodes:
+                want(source)
+        wanted.setdefault(level + 1, {})[node] = None
+
+    for source in graph.output_node().all_input_nodes:
+        want(source)
+    for level in sorted(parts, reverse=True):
+        local = set(parts[level].nodes)
+        for node in parts[level].nodes:
+            for source in node.all_input_nodes:
+                if source not in local:
+                    want(source)
+    ordered = [parts[level] for level in sorted(parts)]
+    for part in ordered:
+        part.nodes.sort(key=place.__getitem__)
+        local = set(part.nodes)
+        part.inputs = list(dict.fromkeys(source for node in part.nodes for source in node.all_input_nodes if source not in local))
+        part.outputs = list(wanted.get(part.level, {}))
+    return ordered
