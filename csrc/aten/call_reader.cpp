@@ -39,8 +39,9 @@ uint64_t bits(double value) {
   return word;
 }
 
-/// Process-wide switches that change how kernels lay results out or what they fill them with. (Matmul precision is none of them: kernels
-/// read it when they run, and asking for it costs several hash look-ups.)
+}  // namespace
+
+/// Matmul precision is none of them: kernels read it when they run, and asking for it costs several hash look-ups.
 uint64_t global_flags() {
   const auto& context = at::globalContext();
   uint64_t flags = static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype()));
@@ -49,8 +50,6 @@ uint64_t global_flags() {
   flags |= uint64_t{context.userEnabledMkldnn()} << 10;
   return flags;
 }
-
-}  // namespace
 
 CallReader::CallReader(const c10::OperatorHandle& op, const OpSpec& spec, c10::ArrayRef<c10::IValue> arguments)
     : op_(op), spec_(spec), arguments_(arguments) {}

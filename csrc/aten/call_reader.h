@@ -17,6 +17,7 @@ struct ArgSpec {
   bool number = false;   ///< Scalar, Scalar?, Scalar[], float or float?: payload, not key
   bool device = false;   ///< Device or Device?: becomes the CPU for the kernel
   bool written = false;  ///< the kernel writes it
+  bool out = false;      ///< ... and does not read it
   bool accepts_cpu = false;
 };
 
@@ -80,6 +81,9 @@ class CallReader {
   int cpu_argument_ = -1;
   bool cacheable_ = true;
 };
+
+/// Process-wide switches that change how kernels lay results out or what they fill them with: part of every key.
+uint64_t global_flags();
 
 /// Says which argument of `now` differs from `before` and how, for explain(): "self: sizes [2, 3] -> [4, 3]".
 std::string describe_difference(const c10::OperatorHandle& op, c10::ArrayRef<uint64_t> before, c10::ArrayRef<uint32_t> marks_before,

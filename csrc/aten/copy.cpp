@@ -17,6 +17,7 @@
 #include "csrc/aten/front_end.h"
 #include "csrc/aten/guard.h"
 #include "csrc/aten/host_allocator.h"
+#include "csrc/aten/interrupt.h"
 #include "csrc/program/explain.h"
 #include "csrc/runtime/memory.h"
 #include "csrc/runtime/settings.h"
@@ -62,6 +63,7 @@ void record_pinned(const at::Tensor& host, const Stream& stream) {
 }
 
 void bytes_to_device(const at::Tensor& destination, const at::Tensor& source, bool non_blocking) {
+  interrupt("a copy from the host");
   auto& stream = stream_for(destination);
   void* to = host_address(device_data(destination));
   const void* from = source.const_data_ptr();
@@ -81,6 +83,7 @@ void bytes_to_device(const at::Tensor& destination, const at::Tensor& source, bo
 }
 
 void bytes_to_host(const at::Tensor& destination, const at::Tensor& source, bool non_blocking) {
+  interrupt("a copy to the host");
   auto& stream = stream_for(source);
   const void* from = host_address(device_data(source));
   void* to = destination.mutable_data_ptr();
@@ -119,6 +122,7 @@ void copy_across(const at::Tensor& destination, const at::Tensor& source) {
     copy_across(staged, from);
     return launch_copy(destination, staged);
   }
+  interrupt("a copy between devices");
   auto& reader = stream_for(from);
   auto& writer = stream_for(destination);
   writer.wait_for(reader, reader.enqueued());
@@ -180,6 +184,7 @@ at::Tensor to_copy(const at::Tensor& self, std::optional<at::ScalarType> dtype, 
 }
 
 at::Scalar local_scalar_dense(const at::Tensor& self) {
+  interrupt("item()");
   note_sync("item()");
   stream_for(self).synchronize();
   auto element = at::from_blob(host_address(device_data(self)), {}, self.options().device(at::kCPU));

@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 
+#include "csrc/aten/interrupt.h"
 #include "csrc/program/explain.h"
 #include "csrc/runtime/settings.h"
 
@@ -35,6 +36,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   TORCH_CHECK_NOT_IMPLEMENTED(settings().fallback != Fallback::error, name, " cannot run on device neuron: ", reason,
                               ", and TORCH_NEURONX_FALLBACK=error forbids running it on the host. Set TORCH_NEURONX_FALLBACK=warn or "
                               "allow, or move its tensors to the CPU.");
+  interrupt("an operator that runs on the host");
   count_fallback(name);
   recording().fallback(name, reason);
   if (settings().fallback == Fallback::warn) warn_once(name, reason);

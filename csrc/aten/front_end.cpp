@@ -12,11 +12,12 @@
 #include "csrc/aten/device_tensor.h"
 #include "csrc/aten/graph.h"
 #include "csrc/aten/guard.h"
+#include "csrc/aten/recorder.h"
 #include "csrc/program/cache.h"
 #include "csrc/program/explain.h"
 #include "csrc/program/metadata.h"
 #include "csrc/program/program_target.h"
-#include "csrc/runtime/emulated/stream.h"
+#include "csrc/runtime/executable.h"
 #include "csrc/runtime/memory.h"
 #include "csrc/runtime/settings.h"
 #include "csrc/runtime/target.h"
@@ -38,6 +39,7 @@ class OpState {
   void hit(CacheEntry& entry, CallReader& reader, torch::jit::Stack* stack);
   void miss(CallReader& reader, uint64_t hash, torch::jit::Stack* stack);
   void note_miss(const CallReader& reader);
+  void record_inline(CallReader& reader, uint64_t hash, Stream& stream, const torch::jit::Stack& results);
   void learn(CallReader& reader, uint64_t hash, c10::ArrayRef<at::Tensor> tensors, Stream& stream, torch::jit::Stack& results);
 
   const c10::OperatorHandle op_;
@@ -121,6 +123,12 @@ std::vector<at::Tensor> scratch_like(const CallReader& reader) {
 
 }  // namespace
 
+Executable& with_call_site(Executable& executable, const Stream& stream) {
+  // Not in a capture: a graph launches the executable again and again.
+  if (C10_LIKELY(!settings().stack_trace) || !python_call_site || stream.capture() != nullptr) return executable;
+  return *new SitedLaunch(executable, python_call_site());
+}
+
 c10::KernelFunction boxed_kernel(const c10::OperatorHandle& op) {
   return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(new_state(op)));
 }
@@ -136,7 +144,8 @@ void OpState::prepare() {
     ArgSpec spec;
     spec.number = is_float || type->kind() == c10::TypeKind::NumberType;
     spec.device = type->kind() == c10::TypeKind::DeviceObjType;
-    spec.written = argument.alias_info() && argument.alias_info()->isWrite();
+    spec.written = (argument.alias_info() && argument.alias_info()->isWrite()) || writes_unannounced(op_, argument);
+    spec.out = argument.is_out();
     spec.accepts_cpu = accepts_cpu_tensor(op_, static_cast<int>(spec_.arguments.size()));
     spec_.arguments.push_back(spec);
   }
@@ -200,15 +209,14 @@ void OpState::hit(CacheEntry& entry, CallReader& reader, torch::jit::Stack* stac
         c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage.bytes, std::move(data), &allocator, true));
   }
   if (!entry.executable->serial) set_compute_threads(at::get_num_threads());
-  Executable* executable = entry.executable.get();
-  // Not in a capture: a graph launches the executable again and again.
-  if (C10_UNLIKELY(settings().stack_trace) && python_call_site && stream->capture() == nullptr)
-    executable = new SitedLaunch(*executable, python_call_site());
-  stream->launch(*executable, words.data(), words.size());
+  stream->launch(with_call_site(*entry.executable, *stream), words.data(), words.size());
   if (Graph* graph = Graph::of(*stream)) [[unlikely]] {
-    // The offset is the last payload before the fresh storages.
-    graph->note_launch(c10::intrusive_ptr<CacheEntry>::reclaim_copy(&entry), draws_ ? program.input_words - 2 : -1);
+    // Seed and offset are the last payloads before the fresh storages.
+    graph->note_launch(c10::intrusive_ptr<CacheEntry>::reclaim_copy(&entry), draws_ ? program.input_words - 4 : -1,
+                       program.input_words - 2);
   }
+  if (Recorder* recorder = Recorder::current()) [[unlikely]]
+    recorder->launched(entry, spec_, reader, words, fresh, *stream, draws_);
   neuron::counters().launches.fetch_add(1, std::memory_order_relaxed);
 
   auto make = [&](const ResultMeta& result) -> c10::IValue {
@@ -265,6 +273,8 @@ void OpState::miss(CallReader& reader, uint64_t hash, torch::jit::Stack* stack) 
   stream->synchronize();
   torch::jit::Stack results;
   learn(reader, hash, reader.tensors(), *stream, results);
+  if (Recorder::current() != nullptr) [[unlikely]]
+    record_inline(reader, hash, *stream, results);
   torch::jit::drop(*stack, arity_);
   for (auto& result : results) stack->push_back(std::move(result));
 }
@@ -281,6 +291,26 @@ void OpState::learn(CallReader& reader, uint64_t hash, c10::ArrayRef<at::Tensor>
     entry->executable = program_target().load(entry->program, reader.device());
     cache_.insert(hash, std::move(entry));
   }
+}
+
+/// Tells the Recorder of a call that ran inline: next time it would be a launch.
+void OpState::record_inline(CallReader& reader, uint64_t hash, Stream& stream, const torch::jit::Stack& results) {
+  auto entry = hash == 0 ? nullptr : cache_.find(hash, reader.key());
+  if (!entry) return Recorder::current()->stop(c10::str(op_.operator_name(), ": its results do not follow from its arguments' metadata"));
+  std::vector<c10::Storage> fresh(entry->program->fresh.size());
+  auto take = [&](const ResultMeta& meta, const c10::IValue& value) {
+    if (meta.kind == ResultMeta::Kind::fresh) fresh[meta.source] = value.toTensor().storage();
+  };
+  for (size_t r = 0; r < results.size(); ++r) {
+    const auto& returned = entry->program->returns[r];
+    if (!returned.is_list) {
+      take(returned.results[0], results[r]);
+      continue;
+    }
+    auto elements = results[r].toListRef();
+    for (size_t i = 0; i < returned.results.size(); ++i) take(returned.results[i], elements[i]);
+  }
+  Recorder::current()->launched(*entry, spec_, reader, reader.words(), fresh, stream, draws_);
 }
 
 void OpState::note_miss(const CallReader& reader) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "csrc/program/op_call.h"
+#include "csrc/runtime/stream.h"
 
 namespace neuron {
 
@@ -18,6 +19,9 @@ struct OpCounts {
 };
 std::vector<OpCounts> op_counts();
 void clear_op_counts();
+
+/// `executable`, or under TORCH_NEURONX_ENABLE_STACK_TRACE a wrapper for one launch that adds the Python line to its errors.
+Executable& with_call_site(Executable& executable, const Stream& stream);
 
 /// The boxed kernel of one overload, for registration.
 c10::KernelFunction boxed_kernel(const c10::OperatorHandle& op);

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "csrc/aten/guard.h"
+#include "csrc/aten/recorder.h"
 
 namespace neuron {
 
@@ -81,7 +82,11 @@ void NeuronGenerator::graphsafe_set_state(const c10::intrusive_ptr<c10::Generato
 std::pair<uint64_t, uint64_t> NeuronGenerator::reserve(uint64_t n) {
   std::lock_guard<std::mutex> lock(mutex_);
   const uint64_t start = state_->offset;
-  state_->offset += (n + kBlock - 1) / kBlock * kBlock;
+  const uint64_t taken = (n + kBlock - 1) / kBlock * kBlock;
+  state_->offset += taken;
+  if (Recorder* recorder = Recorder::current()) [[unlikely]] {
+    if (default_generator(device().index()).unsafeGetGeneratorImpl() == this) recorder->drew(state_->seed, start, taken);
+  }
   return {state_->seed, start};
 }
 

@@ -6,6 +6,7 @@
 #include "csrc/aten/allocator.h"
 #include "csrc/aten/generator.h"
 #include "csrc/aten/guard.h"
+#include "csrc/aten/interrupt.h"
 #include "csrc/runtime/executable.h"
 
 namespace neuron {
@@ -49,13 +50,14 @@ void Graph::instantiate() { TORCH_CHECK(captured_, "instantiate() needs a captur
 
 void Graph::replay() {
   TORCH_CHECK(captured_, "replay() needs a capture: capture_begin(), work, capture_end().");
+  interrupt("the replay of a graph");
   Stream* stream = current_stream(current_device());
   if (words_drawn_ > 0) {
     const auto [seed, offset] = generator_of(*stream).reserve(words_drawn_);
     for (const auto& draw : draws_) {
       auto& words = steps_[draw.step].words;
-      words[draw.word - 2] = seed;
-      words[draw.word] = offset + draw.captured;
+      words[draw.seed_word] = seed;
+      words[draw.offset_word] = offset + draw.captured;
     }
   }
   for (const auto& step : steps_) {
@@ -100,9 +102,10 @@ void Graph::debug_dump(const std::string& path) {
   TORCH_CHECK(out.good(), "debug_dump() could not write ", path);
 }
 
-void Graph::note_launch(c10::intrusive_ptr<c10::intrusive_ptr_target> owner, int offset_word) {
+void Graph::note_launch(c10::intrusive_ptr<c10::intrusive_ptr_target> owner, int seed_word, int offset_word) {
   owners_.push_back(std::move(owner));
-  if (offset_word >= 0) draws_.push_back({steps_.size() - 1, offset_word, steps_.back().words[offset_word] - first_offset_});
+  if (seed_word < 0) return;
+  draws_.push_back({steps_.size() - 1, seed_word, offset_word, steps_.back().words[offset_word] - first_offset_});
 }
 
 void Graph::add(Step step) { steps_.push_back(std::move(step)); }

@@ -38,14 +38,14 @@ class Graph final : public at::GraphImplInterface, private Capture {
   /// The graph that captures `stream`; null when none does.
   static Graph* of(const Stream& stream) { return static_cast<Graph*>(stream.capture()); }
 
-  /// Told by the front end of the launch it has just made: what keeps its executable alive, and where its words hold a Philox offset
-  /// (-1: nowhere).
-  void note_launch(c10::intrusive_ptr<c10::intrusive_ptr_target> owner, int offset_word);
+  /// Told of the launch that has just been made: what keeps its executable alive, and where its words hold the generator's seed (-1:
+  /// nowhere) and a Philox offset.
+  void note_launch(c10::intrusive_ptr<c10::intrusive_ptr_target> owner, int seed_word, int offset_word);
 
  private:
   struct Draw {
     size_t step;
-    int word;
+    int seed_word, offset_word;
     uint64_t captured;  ///< offset at the capture, from the generator's at its start
   };
 

@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "csrc/aten/autocast.h"
+#include "csrc/aten/interrupt.h"
 #include "csrc/runtime/event.h"
 #include "csrc/runtime/target.h"
 
@@ -139,6 +140,7 @@ std::vector<Stream*> open_streams(int device) {
 }
 
 void synchronize_device(int device) {
+  interrupt("a synchronisation");
   check_device(device);
   check_fork();
   const auto streams = open_streams(device);
@@ -217,7 +219,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void* getStreamNativeHandle(const c10::Stream stream) const override { return stream_of(stream); }
   bool queryStream(const c10::Stream& stream) const override { return stream_of(stream)->query(); }
-  void synchronizeStream(const c10::Stream& stream) const override { stream_of(stream)->synchronize(); }
+  void synchronizeStream(const c10::Stream& stream) const override {
+    interrupt("a synchronisation");
+    stream_of(stream)->synchronize();
+  }
   void synchronizeDevice(const c10::DeviceIndex device) const override { synchronize_device(device < 0 ? current_device() : device); }
 
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
@@ -229,6 +234,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex device, const c10::EventFlag flag) const override {
     TORCH_CHECK(device == -1 || device == stream.device_index(), "Event device index ", static_cast<int>(device),
                 " does not match recording stream's device index ", static_cast<int>(stream.device_index()), ".");
+    interrupt("an event");
     Stream& target_stream = *stream_of(stream);
     if (!*event) *event = new RecordedEvent(flag == c10::EventFlag::BACKEND_DEFAULT);
     auto& record = recorded(*event);
@@ -236,10 +242,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     record.device = target_stream.device;
   }
   void block(void* event, const c10::Stream& stream) const override {
+    interrupt("an event");
     if (event) recorded(event).event.block(*stream_of(stream));
   }
   bool queryEvent(void* event) const override { return !event || recorded(event).event.query(); }
   void synchronizeEvent(void* event) const override {
+    interrupt("a synchronisation");
     if (event) recorded(event).event.synchronize();
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<RecordedEvent*>(event); }

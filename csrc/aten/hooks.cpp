@@ -11,6 +11,7 @@
 #include "csrc/aten/generator.h"
 #include "csrc/aten/guard.h"
 #include "csrc/aten/host_allocator.h"
+#include "csrc/aten/interrupt.h"
 #include "csrc/runtime/target.h"
 
 namespace neuron {
@@ -62,6 +63,7 @@ at::Generator Hooks::getNewGenerator(c10::DeviceIndex device) const {
 void Hooks::resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const {
   c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
   TORCH_CHECK(impl->resizable(), "Trying to resize storage that is not resizable");
+  if (impl->nbytes() > 0) interrupt("a tensor that is resized");
   const c10::DeviceGuard on_device(impl->device());  // allocators give memory of the current device
   auto* allocator = c10::getDeviceAllocator(c10::kPrivateUse1);
   c10::DataPtr fresh = allocator->allocate(bytes);

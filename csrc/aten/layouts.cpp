@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "csrc/aten/guard.h"
+#include "csrc/aten/interrupt.h"
 #include "csrc/program/explain.h"
 #include "csrc/program/program_target.h"
 #include "csrc/runtime/stream.h"
@@ -55,6 +56,7 @@ void call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
   if (device < 0) device = current_device();
   Stream& stream = *current_stream(device);
+  interrupt("a sparse, nested or quantized tensor");
   note_sync("sparse, nested and quantized tensors run inline");
   stream.synchronize();
   program_target().run_any_layout(op, stack, stream);

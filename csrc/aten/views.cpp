@@ -15,6 +15,7 @@
 
 #include "csrc/aten/allocator.h"
 #include "csrc/aten/guard.h"
+#include "csrc/aten/recorder.h"
 
 namespace neuron {
 namespace {
@@ -42,20 +43,27 @@ const at::Tensor& fill_if_deterministic(const at::Tensor& tensor) {
   return tensor;
 }
 
+/// Tells a Recorder of memory that no launch made.
+at::Tensor noted(at::Tensor made) {
+  if (Recorder* recorder = Recorder::current()) [[unlikely]]
+    recorder->made(made.storage());
+  return made;
+}
+
 at::Tensor empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<c10::Layout> layout,
                  std::optional<c10::Device> device, std::optional<bool> pin_memory, std::optional<c10::MemoryFormat> memory_format) {
   check_options(layout, pin_memory);
   c10::DeviceGuard guard(device_or_current(device));
-  return fill_if_deterministic(at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), &NeuronAllocator::get(), kNeuron,
-                                                         c10::dtype_or_default(dtype), memory_format));
+  return fill_if_deterministic(noted(at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), &NeuronAllocator::get(), kNeuron,
+                                                               c10::dtype_or_default(dtype), memory_format)));
 }
 
 at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<at::ScalarType> dtype,
                          std::optional<c10::Layout> layout, std::optional<c10::Device> device, std::optional<bool> pin_memory) {
   check_options(layout, pin_memory);
   c10::DeviceGuard guard(device_or_current(device));
-  return fill_if_deterministic(at::detail::empty_strided_generic(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
-                                                                 &NeuronAllocator::get(), kNeuron, c10::dtype_or_default(dtype)));
+  return fill_if_deterministic(noted(at::detail::empty_strided_generic(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
+                                                                       &NeuronAllocator::get(), kNeuron, c10::dtype_or_default(dtype))));
 }
 
 /// Zeros that have no memory: what forward-mode AD and some gradients stand in for "no contribution".

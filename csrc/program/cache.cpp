@@ -18,7 +18,7 @@ class Graveyard {
     return *graveyard;
   }
 
-  void bury(c10::intrusive_ptr<CacheEntry> entry) {
+  void bury(c10::intrusive_ptr<c10::intrusive_ptr_target> entry) {
     std::lock_guard lock(mutex_);
     graves_.push_back({std::move(entry), {}});
   }
@@ -40,7 +40,7 @@ class Graveyard {
 
  private:
   struct Grave {
-    c10::intrusive_ptr<CacheEntry> entry;
+    c10::intrusive_ptr<c10::intrusive_ptr_target> entry;
     std::vector<std::pair<Stream*, uint64_t>> points;
   };
   std::mutex mutex_;
@@ -117,6 +117,11 @@ void Cache::clear() {
 size_t Cache::size() {
   std::lock_guard lock(mutex_);
   return entries_.size();
+}
+
+void retire(c10::intrusive_ptr<c10::intrusive_ptr_target> owner) {
+  Graveyard::get().reap();
+  Graveyard::get().bury(std::move(owner));
 }
 
 int64_t cached_programs() { return total.load(); }

@@ -56,6 +56,9 @@ class Cache {
   c10::intrusive_ptr<CacheEntry> latest_;
 };
 
+/// Takes an owner of executables that is no longer wanted, and frees it as Note [Lifetime of entries] says.
+void retire(c10::intrusive_ptr<c10::intrusive_ptr_target> owner);
+
 /// Entries of all overloads.
 int64_t cached_programs();
 

@@ -147,6 +147,12 @@ bool accepts_cpu_tensor(const c10::OperatorHandle& op, int arg) {
   return std::any_of(table.begin(), table.end(), [&](const auto& row) { return row.first == name && row.second == arg; });
 }
 
+bool writes_unannounced(const c10::OperatorHandle& op, const c10::Argument& argument) {
+  static const Names names{"aten::native_batch_norm", "aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts",
+                           "aten::batch_norm_update_stats"};
+  return (argument.name() == "running_mean" || argument.name() == "running_var") && has(names, op);
+}
+
 bool fix_default_dtype(Program& program) {
   auto& call = program.calls[0];
   auto is_real = [](at::ScalarType type) { return c10::isFloatingType(type) || c10::isComplexType(type); };

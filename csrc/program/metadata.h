@@ -29,6 +29,9 @@ bool reads_offset(const c10::OperatorHandle& op);
 /// CUDA accepts CPU tensors of any size as this argument (index tensors...): they are moved to the device.
 bool accepts_cpu_tensor(const c10::OperatorHandle& op, int arg);
 
+/// It writes this argument without saying so in its schema (running statistics of batch norms).
+bool writes_unannounced(const c10::OperatorHandle& op, const c10::Argument& argument);
+
 /// Makes a traced Program independent of torch.set_default_dtype(), which is process-wide state that kernels read when they run, maybe
 /// after the user has changed it: a factory's missing dtype becomes the one that was found. Returns true when that cannot be done (a float
 /// result of integers): such a launch must have run before the caller goes on.

@@ -7,10 +7,21 @@
 #include <vector>
 
 #include "csrc/program/op_call.h"
+#include "csrc/program/sequence.h"
 #include "csrc/runtime/executable.h"
 #include "csrc/runtime/stream.h"
 
 namespace neuron {
+
+/// A Sequence that a target has made runnable. Its words: Note [Words of a Sequence].
+class LoadedSequence : public Executable {
+ public:
+  size_t temporary_bytes = 0;  ///< the block that a launch needs beside its escaping storages
+  int kernels = 0;             ///< steps that are one call's kernel
+  int groups = 0;              ///< steps that are fused groups
+  int fused_calls = 0;         ///< calls in them
+  size_t unwritten_bytes = 0;  ///< memory that fusion does not need: storages that live and die inside one group
+};
 
 class ProgramTarget {
  public:
@@ -18,6 +29,9 @@ class ProgramTarget {
 
   /// Makes a Program of one call runnable on a device.
   virtual std::unique_ptr<Executable> load(std::shared_ptr<const Program> program, int device) = 0;
+
+  /// Makes a Sequence runnable on a device.
+  virtual std::unique_ptr<LoadedSequence> load(std::shared_ptr<const Sequence> sequence, int device) = 0;
 
   /// Runs the one call of `program` on the calling thread, after all earlier work of `stream`, and learns from it what the
   /// Program returns: fills program.returns and program.fresh, pushes the results (tensors of the device) on `results`.

@@ -74,15 +74,17 @@ struct SequenceStorage {
 /// What the Sequence returns.
 struct SequenceResult {
   enum class Kind : uint8_t {
-    input,   ///< the very input `index` (of all inputs, not only tensors)
-    tensor,  ///< a new tensor at `operand`, described by `meta`
-    same,    ///< the same tensor as result `index`
-    none     ///< None
+    input,     ///< the very input `index` (of all inputs, not only tensors)
+    tensor,    ///< a new tensor at `operand`, described by `meta`
+    same,      ///< the same tensor as result `index`
+    constant,  ///< `value`, which follows from the key
+    none       ///< None
   };
   Kind kind = Kind::none;
   int index = -1;
   Operand operand;
   TensorMeta meta;  ///< without its offset: `operand` tells it
+  c10::IValue value;
 };
 
 struct Sequence {

@@ -5,9 +5,10 @@
 
 namespace py = pybind11;
 
-void bind_device(py::module_& m);   ///< torch_neuronx/_device.py
-void bind_stream(py::module_& m);   ///< torch_neuronx/streams.py
-void bind_random(py::module_& m);   ///< torch_neuronx/random.py
-void bind_memory(py::module_& m);   ///< torch_neuronx/memory.py
-void bind_explain(py::module_& m);  ///< torch_neuronx/explain.py
-void bind_ipc(py::module_& m);      ///< torch_neuronx/ipc.py
+void bind_device(py::module_& m);          ///< torch_neuronx/_device.py
+void bind_stream(py::module_& m);          ///< torch_neuronx/streams.py
+void bind_random(py::module_& m);          ///< torch_neuronx/random.py
+void bind_memory(py::module_& m);          ///< torch_neuronx/memory.py
+void bind_explain(py::module_& m);         ///< torch_neuronx/explain.py
+void bind_compiled_graph(py::module_& m);  ///< torch_neuronx/compile/
+void bind_ipc(py::module_& m);             ///< torch_neuronx/ipc.py

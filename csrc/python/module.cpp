@@ -55,5 +55,6 @@ PYBIND11_MODULE(_C, m) {
   bind_random(m);
   bind_memory(m);
   bind_explain(m);
+  bind_compiled_graph(m);
   bind_ipc(m);
 }

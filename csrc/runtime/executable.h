@@ -19,4 +19,8 @@ class Executable {
   bool serial = true;
 };
 
+/// Host threads that a parallel executable may use, as its caller last saw it (at::get_num_threads() of the launching thread).
+void set_compute_threads(int threads);
+int compute_threads();
+
 }  // namespace neuron

@@ -14,6 +14,7 @@
 #include "csrc/program/metadata.h"
 #include "csrc/runtime/emulated/arena.h"
 #include "csrc/runtime/emulated/layouts.h"
+#include "csrc/runtime/emulated/sequence.h"
 #include "csrc/runtime/emulated/stream.h"
 #include "csrc/runtime/memory.h"
 #include "csrc/runtime/settings.h"
@@ -473,6 +474,9 @@ class EmulatedPrograms final : public ProgramTarget {
  public:
   std::unique_ptr<Executable> load(std::shared_ptr<const Program> program, int device) override {
     return std::make_unique<EmulatedExecutable>(std::move(program), device);
+  }
+  std::unique_ptr<LoadedSequence> load(std::shared_ptr<const Sequence> sequence, int device) override {
+    return load_sequence(std::move(sequence), device);
   }
   bool trace(Program& program, c10::ArrayRef<at::Tensor> tensors, Stream& stream, torch::jit::Stack& results) override {
     set_compute_threads(at::get_num_threads());

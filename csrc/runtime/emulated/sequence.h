@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
+
+#include "csrc/program/program_target.h"
 
 namespace neuron {
 
@@ -27,5 +30,8 @@ class SequenceStep {
   std::vector<int> internal;  ///< fresh storages that need no memory: they live and die inside it
   size_t scratch_bytes = 0;   ///< what it needs of its own while it runs, for statistics
 };
+
+/// See ProgramTarget::load().
+std::unique_ptr<LoadedSequence> load_sequence(std::shared_ptr<const Sequence> sequence, int device);
 
 }  // namespace neuron

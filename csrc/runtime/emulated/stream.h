@@ -75,10 +75,6 @@ class ComputeSlot {
   const bool nested_;
 };
 
-/// Host threads that a parallel executable uses, as the front end last saw it: decides whether cores are scarce.
-void set_compute_threads(int threads);
-int compute_threads();
-
 /// Drains all streams and joins the worker. Called at exit; later work runs when it is waited for.
 void shutdown_streams();
 

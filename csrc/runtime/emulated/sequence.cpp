@@ -1,0 +1,158 @@
+#include "csrc/runtime/emulated/sequence.h"
+
+#include <exception>
+
+#include "csrc/program/memory_plan.h"
+
+namespace neuron {
+namespace {
+
+/// One call by its own kernel, the very executable that eager launches.
+class KernelStep final : public SequenceStep {
+ public:
+  KernelStep(const SequenceCall& call, int index) : executable_(*call.executable), sources_(call.words), words_(call.words.size()) {
+    serial = executable_.serial;
+    calls = {index};
+  }
+
+  void run(const SequenceLaunch& launch) override {
+    for (size_t w = 0; w < sources_.size(); ++w) {
+      const auto& source = sources_[w];
+      switch (source.kind) {
+        case WordSource::Kind::constant:
+          words_[w] = static_cast<uint64_t>(source.value);
+          break;
+        case WordSource::Kind::address: {
+          const uint64_t base = launch.bases[source.index];
+          words_[w] = base == 0 ? 0 : base + static_cast<uint64_t>(source.value);
+          break;
+        }
+        case WordSource::Kind::scalar:
+          words_[w] = launch.scalars[2 * source.index + source.value];
+          break;
+        case WordSource::Kind::seed:
+          words_[w] = launch.seed;
+          break;
+        case WordSource::Kind::draw:
+          words_[w] = launch.draw + static_cast<uint64_t>(source.value);
+          break;
+      }
+    }
+    executable_.run(words_.data());
+  }
+
+  const char* name() const override { return executable_.name(); }
+
+ private:
+  Executable& executable_;
+  const std::vector<WordSource> sources_;
+  std::vector<uint64_t> words_;
+};
+
+class EmulatedSequence final : public LoadedSequence {
+ public:
+  explicit EmulatedSequence(std::shared_ptr<const Sequence> sequence);
+
+  void run(const uint64_t* words) override;
+  const char* name() const override { return sequence_->name.c_str(); }
+
+ private:
+  void plan();
+  void bind(const uint64_t* words);
+
+  const std::shared_ptr<const Sequence> sequence_;
+  std::vector<std::unique_ptr<SequenceStep>> steps_;
+  struct Temporary {
+    int storage;
+    size_t offset;
+  };
+  std::vector<Temporary> temporaries_;
+  std::vector<int> escaping_;
+  std::vector<uint64_t> bases_;  // one launch runs at a time, see Note [Who runs the work] in stream.h
+};
+
+EmulatedSequence::EmulatedSequence(std::shared_ptr<const Sequence> sequence)
+    : sequence_(std::move(sequence)), bases_(sequence_->storages.size(), 0) {
+  for (size_t c = 0; c < sequence_->calls.size(); ++c) {
+    steps_.push_back(std::make_unique<KernelStep>(sequence_->calls[c], static_cast<int>(c)));
+  }
+  for (const auto& step : steps_) {
+    serial = serial && step->serial;
+    if (step->calls.size() == 1) {
+      ++kernels;
+      continue;
+    }
+    ++groups;
+    fused_calls += static_cast<int>(step->calls.size());
+    for (int s : step->internal) unwritten_bytes += sequence_->storages[s].bytes;
+  }
+  plan();
+}
+
+/// Gives each temporary that is not internal to a step its place in the block.
+void EmulatedSequence::plan() {
+  const auto& storages = sequence_->storages;
+  std::vector<int> step_of(sequence_->calls.size());
+  std::vector<bool> placeless(storages.size());
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    for (int call : steps_[i]->calls) step_of[call] = static_cast<int>(i);
+    for (int s : steps_[i]->internal) placeless[s] = true;
+  }
+  std::vector<Lifetime> lifetimes(storages.size(), {0, static_cast<int>(steps_.size()), -1});
+  for (size_t c = 0; c < sequence_->calls.size(); ++c) {
+    auto touch = [&](int s) {
+      lifetimes[s].first = std::min(lifetimes[s].first, step_of[c]);
+      lifetimes[s].last = std::max(lifetimes[s].last, step_of[c]);
+    };
+    for (int s : sequence_->calls[c].reads) touch(s);
+    for (int s : sequence_->calls[c].writes) touch(s);
+  }
+  std::vector<Lifetime> wanted;
+  for (int s = 0; s < static_cast<int>(storages.size()); ++s) {
+    if (storages[s].kind != SequenceStorage::Kind::fresh) continue;
+    if (storages[s].escapes) {
+      escaping_.push_back(s);
+    } else if (storages[s].bytes > 0 && !placeless[s] && lifetimes[s].last >= 0) {
+      lifetimes[s].bytes = storages[s].bytes;
+      wanted.push_back(lifetimes[s]);
+      temporaries_.push_back({s, 0});
+    }
+  }
+  const MemoryPlan planned = plan_memory(wanted);
+  for (size_t t = 0; t < temporaries_.size(); ++t) temporaries_[t].offset = planned.offsets[t];
+  temporary_bytes = planned.bytes;
+}
+
+void EmulatedSequence::bind(const uint64_t* words) {
+  for (int s = 0; s < sequence_->input_storages; ++s) bases_[s] = words[s];
+  const uint64_t* fresh = words + sequence_->fresh_words();
+  for (int s : escaping_) bases_[s] = *fresh++;
+  for (const auto& temporary : temporaries_) bases_[temporary.storage] = *fresh + temporary.offset;
+}
+
+/// As in eager, an error does not keep later calls from running: the first one is raised at the end.
+void EmulatedSequence::run(const uint64_t* words) {
+  bind(words);
+  SequenceLaunch launch{bases_.data(), words + sequence_->scalar_word(0), 0, 0};
+  if (sequence_->draws > 0) {
+    launch.seed = words[sequence_->seed_word()];
+    launch.draw = words[sequence_->seed_word() + 1];
+  }
+  std::exception_ptr first;
+  for (const auto& step : steps_) {
+    try {
+      step->run(launch);
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace
+
+std::unique_ptr<LoadedSequence> load_sequence(std::shared_ptr<const Sequence> sequence, int) {
+  return std::make_unique<EmulatedSequence>(std::move(sequence));
+}
+
+}  // namespace neuron
