@@ -19,11 +19,11 @@ help: ## list the targets
 setup: $(VENV)/.installed ## create .venv, install what is pinned in requirements/, build; quick when all is there
 	@$(MAKE) --no-print-directory build
 
-$(VENV)/.requirements: requirements/build.txt requirements/run.txt requirements/dev.txt requirements/validate.txt
+$(VENV)/.requirements: requirements/build.txt requirements/run.txt requirements/dev.txt requirements/validate.txt requirements/compiler.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "TorchNeuron needs Python 3.10 or newer; name one with PYTHON=...")'
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(NO_AUTOLOAD) $(PY) -m pip install --disable-pip-version-check -q -r requirements/build.txt -r requirements/run.txt -r requirements/dev.txt \
-	  -r requirements/validate.txt
+	  -r requirements/validate.txt -r requirements/compiler.txt
 	@touch $@
 
 # The install is a .pth file and the entry points, nothing is compiled here; so an edit of a Python file needs no new install.

@@ -4,8 +4,8 @@ import pytest
 
 from tests.opinfo.expectations import ALL
 from tests.opinfo.names import slice_of_today, variant_names
-from tests.opinfo.pool import run_all
 from tests.opinfo.report import counted, table, unexpected
+from tests.worker_pool import run_all
 
 SLICES = 24
 

@@ -6,9 +6,10 @@ import os
 import sys
 from pathlib import Path
 
+from tests.worker_pool import run_all
+
 from .expectations import ALL
 from .names import variant_names
-from .pool import run_all
 from .report import table, unexpected
 
 

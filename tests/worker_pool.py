@@ -1,5 +1,6 @@
-"""Worker processes: an op that crashes or hangs costs one variant, not the run."""
+"""Worker processes for checks over PyTorch's op table: an op that crashes or hangs costs one variant, not the run."""
 
+import importlib
 import multiprocessing
 import os
 from collections.abc import Iterable, Iterator
@@ -9,23 +10,23 @@ from typing import Any
 Job = tuple[str, str]  # op, dtype
 
 
-def _serve(connection: Connection, threads: int) -> None:
+def _serve(connection: Connection, check: str, threads: int) -> None:
     """Body of a worker: takes (op, dtype), gives a result, until None."""
     import torch
 
     torch.set_num_threads(threads)
-    from .check import check_variant
-
+    module, name = check.split(":")
+    function = getattr(importlib.import_module(module), name)
     connection.send("ready")
     while (job := connection.recv()) is not None:
-        connection.send(check_variant(*job).as_dict())
+        connection.send(function(*job).as_dict())
 
 
 class _Worker:
-    def __init__(self, threads: int) -> None:
+    def __init__(self, check: str, threads: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, threads), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, check, threads), daemon=True)
         self.process.start()
         theirs.close()
         self.job: Job | None = None
@@ -44,8 +45,13 @@ def _lost(job: Job, status: str, detail: str) -> dict[str, Any]:
     return {"op": job[0], "dtype": job[1], "status": status, **nothing, "seconds": 0.0, "failures": [detail]}
 
 
-def run_all(jobs: Iterable[Job], workers: int = 2, limit: float = 300) -> Iterator[dict[str, Any]]:
-    """Yields a result for each job, in order of completion. ``limit``: seconds for one variant, then its worker is killed and replaced.
+def run_all(
+    jobs: Iterable[Job], workers: int = 2, limit: float = 300, check: str = "tests.opinfo.check:check_variant"
+) -> Iterator[dict[str, Any]]:
+    """Yields a result for each job, in order of completion.
+
+    ``check``: "module:function" of (op, dtype), whose result has ``as_dict()``. ``limit``: seconds for one variant, then its worker is
+    killed and replaced.
 
     Raises RuntimeError when a worker dies before its first job: then the device or the op table cannot even be imported.
     """
@@ -53,7 +59,7 @@ def run_all(jobs: Iterable[Job], workers: int = 2, limit: float = 300) -> Iterat
     os.environ.setdefault("TORCH_NEURONX_FALLBACK", "error")
     pending = list(jobs)[::-1]
     threads = max(1, (os.cpu_count() or 1) // workers)
-    running = [_Worker(threads) for _ in range(min(workers, len(pending)))]
+    running = [_Worker(check, threads) for _ in range(min(workers, len(pending)))]
     try:
         while running:
             for worker in _answering(running, limit):
@@ -68,7 +74,7 @@ def run_all(jobs: Iterable[Job], workers: int = 2, limit: float = 300) -> Iterat
                     worker.stop()
                     running.remove(worker)
                     if pending:
-                        running.append(_Worker(threads))
+                        running.append(_Worker(check, threads))
                 elif pending:
                     worker.job = pending.pop()
                     worker.connection.send(worker.job)

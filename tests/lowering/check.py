@@ -1,0 +1,133 @@
+"""Compares one op and dtype as lowered and run by XLA:CPU with PyTorch on the CPU, over a few of its samples."""
+
+import time
+import warnings
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from tests.opinfo.check import OPS, describe, is_random, tolerances
+from tests.opinfo.expectations import VALUES_ARE_UNDEFINED
+from tests.opinfo.forms import SEED, Call
+from torch_neuronx.lowering import NotLowered
+from torch_neuronx.lowering.emit import trace_function
+from torch_neuronx.lowering.execute import CompiledModule
+from torch_neuronx.lowering.hlo import to_hlo
+
+SAMPLES = 4  # of each variant, spread over those that PyTorch has
+
+
+@dataclass
+class Result:
+    """What became of a variant. ``excluded``: the CPU has no such dtype, or fails all samples itself, so it counts nowhere."""
+
+    op: str
+    dtype: str
+    status: str = "pass"  # pass | fail | not lowered | excluded | crash | timeout
+    samples: int = 0
+    failed: int = 0
+    excluded: int = 0
+    gradients: int = 0
+    seconds: float = 0
+    failures: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def some(samples: list[SampleInput], count: int) -> list[SampleInput]:
+    """``count`` of them, from the first to the last."""
+    if len(samples) <= count:
+        return samples
+    return [samples[index * (len(samples) - 1) // (count - 1)] for index in range(count)]
+
+
+def run_lowered(fn: Any, tensors: list[torch.Tensor]) -> list[Any]:
+    """The leaves of what ``fn`` returns: tensors from XLA:CPU, the rest from the trace."""
+    module, returned = trace_function(fn, tensors)
+    results = iter(CompiledModule(to_hlo(module)).run(tensors))
+    return [next(results) if isinstance(leaf, torch.Tensor) else leaf for leaf in tree_leaves(returned)]
+
+
+def compare(op: OpInfo, actual: list[Any], expected: list[Any], values: bool) -> None:
+    assert len(actual) == len(expected), f"{len(actual)} results, expected {len(expected)}"
+    for index, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        if not isinstance(e, torch.Tensor):
+            assert type(a) is type(e) and (a == e or not values), f"result {index}: {a!r}, expected {e!r}"
+            continue
+        assert isinstance(a, torch.Tensor), f"result {index}: {a!r}, expected a tensor"
+        assert (a.dtype, a.shape) == (e.dtype, e.shape), f"result {index}: {a.dtype}{list(a.shape)}, expected {e.dtype}{list(e.shape)}"
+        if values:
+            rtol, atol = tolerances(op, e.dtype)
+            torch.testing.assert_close(a, e.detach().resolve_conj().resolve_neg(), rtol=rtol, atol=atol, equal_nan=True)
+
+
+def check_sample(op: OpInfo, sample: SampleInput, gradients: bool, result: Result) -> None:
+    """Forward, and where asked the gradients of all inputs, in one module."""
+    leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
+    places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
+    tensors = [leaves[index].detach().clone().requires_grad_(leaves[index].requires_grad and gradients) for index in places]
+
+    def call(*given: torch.Tensor) -> Any:
+        filled = list(leaves)
+        for index, tensor in zip(places, given, strict=True):
+            filled[index] = tensor
+        value, args, kwargs = tree_unflatten(filled, spec)
+        outcome = op(value, *args, **kwargs)
+        wanted = [tensor for tensor in given if tensor.requires_grad]
+        outputs = [out for out in tree_leaves(outcome) if isinstance(out, torch.Tensor) and out.requires_grad] if wanted else []
+        if not outputs:
+            return outcome, []
+        return outcome, list(torch.autograd.grad(outputs, wanted, [torch.ones_like(out) for out in outputs], allow_unused=True))
+
+    torch.manual_seed(SEED)
+    try:
+        expected = tree_leaves(call(*tensors))
+    except Exception:
+        result.excluded += 1
+        return
+    result.gradients += bool(gradients)
+    torch.manual_seed(SEED)
+    actual = run_lowered(call, [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors])
+    values = op.name not in VALUES_ARE_UNDEFINED
+    try:
+        compare(op, actual, expected, values)
+    except AssertionError:
+        if values and is_random(Call(op, sample).functional):
+            compare(op, actual, expected, values=False)
+            return
+        raise
+
+
+def check_variant(name: str, dtype_name: str) -> Result:
+    """Checks ``name`` (OpInfo.full_name) in ``dtype_name``: forward over SAMPLES samples, gradients of the first."""
+    warnings.simplefilter("ignore")
+    op, dtype = OPS[name], getattr(torch, dtype_name)
+    result, start = Result(name, dtype_name), time.monotonic()
+    if not op.supports_dtype(dtype, "cpu"):
+        result.status = "excluded"
+        return result
+    gradients = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu") and dtype is not torch.bfloat16
+    torch.manual_seed(SEED)
+    samples = some(list(op.sample_inputs("cpu", dtype, requires_grad=gradients)), SAMPLES)
+    status = "fail"
+    for index, sample in enumerate(samples):
+        result.samples += 1
+        try:
+            check_sample(op, sample, gradients and index == 0, result)
+        except NotLowered as error:
+            result.failed += 1
+            status = "not lowered"
+            result.failures = [str(error)]
+            break
+        except Exception as error:
+            result.failed += 1
+            message = describe(error)
+            if message not in result.failures and len(result.failures) < 4:
+                result.failures.append(message)
+    result.status = status if result.failed else "excluded" if result.excluded == result.samples else "pass"
+    result.seconds = time.monotonic() - start
+    return result

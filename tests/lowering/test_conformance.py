@@ -1,0 +1,36 @@
+"""The op table through XLA:CPU: a share each day, everything in the full run."""
+
+import pytest
+
+from tests.lowering.expectations import ALL
+from tests.lowering.report import counted, share, table, unexpected
+from tests.opinfo.names import slice_of_today, variant_names
+from tests.worker_pool import run_all
+
+SLICES = 40
+CHECK = "tests.lowering.check:check_variant"
+BARS = {"float32": 0.90, "bfloat16": 0.85, "int32": 0.85, "int64": 0.85}
+
+
+@pytest.mark.timeout(600)
+def test_todays_slice() -> None:
+    """A share of the table that changes by the day. OPINFO_SLICE=<number> repeats one."""
+    number, names = slice_of_today(variant_names(), SLICES)
+    results = list(run_all([(name, dtype) for dtype in ("float32", "int64") for name in names], check=CHECK))
+    print(f"slice {number} of {SLICES}\n{table(results)}")
+    assert len(counted(results)) > 10, "the slice is nearly empty: the table was not read"
+    problems = unexpected(results)
+    assert not problems, f"slice {number} of {SLICES} (OPINFO_SLICE={number}):\n" + "\n".join(problems)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("dtype", ALL)
+def test_everything(dtype: str) -> None:
+    """All variants; the bars are the project's, over the variants that the CPU passes."""
+    results = list(run_all([(name, dtype) for name in variant_names()], check=CHECK))
+    print(table(results))
+    problems = unexpected(results, complete=True)
+    assert not problems, "\n".join(problems)
+    assert not [result for result in results if result["status"] in ("crash", "timeout")]
+    assert share(results) >= BARS[dtype]

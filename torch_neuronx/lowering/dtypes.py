@@ -1,0 +1,99 @@
+"""PyTorch dtypes in JAX, and what each Trainium generation makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# torch dtype -> name of the JAX (numpy, ml_dtypes) dtype.
+NAMES = {
+    torch.bool: "bool",
+    torch.uint8: "uint8",
+    torch.uint16: "uint16",
+    torch.uint32: "uint32",
+    torch.uint64: "uint64",
+    torch.int8: "int8",
+    torch.int16: "int16",
+    torch.int32: "int32",
+    torch.int64: "int64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.complex64: "complex64",
+    torch.complex128: "complex128",
+    torch.float8_e4m3fn: "float8_e4m3fn",
+    torch.float8_e5m2: "float8_e5m2",
+    torch.float8_e4m3fnuz: "float8_e4m3fnuz",
+    torch.float8_e5m2fnuz: "float8_e5m2fnuz",
+    torch.float8_e8m0fnu: "float8_e8m0fnu",
+}
+_BACK = {name: dtype for dtype, name in NAMES.items()}
+
+# dtype in which PyTorch computes on the CPU what it stores in a narrow one.
+_OPMATH = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+def to_jax(dtype: torch.dtype) -> Any:
+    """The numpy dtype object. TypeError: JAX has no such dtype."""
+    import jax.numpy as jnp
+
+    try:
+        return jnp.dtype(NAMES[dtype])
+    except KeyError:
+        raise TypeError(f"{dtype} has no counterpart in StableHLO") from None
+
+
+def to_torch(dtype: Any) -> torch.dtype:
+    """The inverse of :func:`to_jax`."""
+    return _BACK[str(dtype)]
+
+
+def opmath(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that PyTorch's kernels compute in for results of ``dtype``."""
+    return _OPMATH.get(dtype, dtype)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a chip does with a dtype: ``native``, ``changed`` (computed as ``instead``), or ``refused``; ``note`` says it to people."""
+
+    verdict: str
+    instead: str | None = None
+    note: str = ""
+
+
+_NATIVE = Rule("native")
+_COMPLEX = Rule("refused", note="complex numbers do not exist on the chip (NCC_EVRF004); use real pairs")
+_FNUZ = Rule("refused", note="the compiler refuses FNUZ formats (NCC_EVRF005)")
+_DOUBLE = Rule("changed", "float32", "float64 is computed as float32")
+_INT64 = Rule("changed", "int32", "int64 is computed as int32 unless neuronx-cc gets --native-int64=enabled")
+_INT64_TRN1 = Rule("changed", "int32", "int64 is computed as int32")
+
+# dtype -> what each generation does. Sources: neuronx-cc's documentation (SDK 2.32) of --native-int64 and of its NCC_* errors.
+GENERATIONS: dict[str, dict[torch.dtype, Rule]] = {
+    generation: {
+        **dict.fromkeys(NAMES, _NATIVE),
+        torch.float64: _DOUBLE,
+        torch.complex64: _COMPLEX,
+        torch.complex128: _COMPLEX,
+        torch.float8_e4m3fnuz: _FNUZ,
+        torch.float8_e5m2fnuz: _FNUZ,
+        torch.int64: _INT64_TRN1 if generation == "trn1" else _INT64,
+        torch.uint64: _INT64_TRN1 if generation == "trn1" else _INT64,
+    }
+    for generation in ("trn1", "trn2", "trn3")
+}
+for _generation in ("trn1", "trn2"):
+    GENERATIONS[_generation][torch.float8_e4m3fn] = Rule(
+        "refused",
+        note="this chip's e4m3 ends at 240 (NCC_EVRF051): convert with torch.neuron.to_float8_e4m3_trn2 and keep the bits",
+    )
+    GENERATIONS[_generation][torch.float8_e8m0fnu] = Rule("refused", note="MX scales exist from Trainium3 on")
+
+
+def rule(dtype: torch.dtype, generation: str) -> Rule:
+    """What Trainium ``generation`` ("trn1", "trn2", "trn3") does with ``dtype``."""
+    return GENERATIONS[generation].get(dtype, Rule("refused", note=f"{dtype} has no counterpart on the chip"))

@@ -1,0 +1,69 @@
+"""Rows of a table by index, and the gradients of the table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from torch_neuronx.lowering.promotion import convert, wide
+from torch_neuronx.lowering.table import lowers
+
+
+@lowers("embedding")
+def _embedding(weight: Any, indices: Any, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False) -> Any:
+    return jnp.take(weight, indices, axis=0, mode="clip")
+
+
+@lowers("embedding_dense_backward")
+def _embedding_backward(gradient: Any, indices: Any, rows: int, padding_idx: int, scale_grad_by_freq: bool) -> Any:
+    work = wide(gradient.dtype)
+    flat = indices.reshape(-1)
+    g = convert(gradient, work).reshape(flat.shape[0], -1)
+    counted = (flat != padding_idx) if padding_idx >= 0 else jnp.ones(flat.shape, jnp.bool_)
+    g = jnp.where(counted[:, None], g, 0)
+    if scale_grad_by_freq:
+        frequency = jnp.zeros((rows,), jnp.int32).at[flat].add(1)
+        g = g / frequency[flat][:, None].astype(work)
+    return convert(jnp.zeros((rows, g.shape[1]), work).at[flat].add(g), gradient.dtype)
+
+
+def _bags(indices: Any, offsets: Any, include_last_offset: bool) -> Any:
+    """Bag of each index."""
+    place = lax.iota(offsets.dtype, indices.shape[0])
+    starts = offsets[:-1] if include_last_offset else offsets
+    return jnp.sum(place[:, None] >= starts[None, :], -1, dtype=jnp.int64) - 1
+
+
+@lowers("_embedding_bag", "_embedding_bag_forward_only")
+def _embedding_bag(
+    weight: Any,
+    indices: Any,
+    offsets: Any,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> Any:
+    """Sum (0), mean (1) or maximum (2) of the rows of each bag; also what the backward pass wants to know."""
+    number = offsets.shape[0] - (1 if include_last_offset else 0)
+    bags = _bags(indices, offsets, include_last_offset)
+    counted = indices != padding_idx if padding_idx >= 0 else jnp.ones(indices.shape, jnp.bool_)
+    rows = convert(jnp.take(weight, indices, axis=0, mode="clip"), wide(weight.dtype))
+    sizes = jnp.zeros((number,), indices.dtype).at[bags].add(counted.astype(indices.dtype))
+    if mode == 2:
+        lowest = jnp.where(counted[:, None], rows, -jnp.inf)
+        best = jnp.full((number, weight.shape[1]), -jnp.inf, rows.dtype).at[bags].max(lowest)
+        result = jnp.where(sizes[:, None] > 0, best, 0)
+        where = jnp.where(rows == best[bags], indices[:, None], -1)
+        largest = jnp.full((number, weight.shape[1]), -1, indices.dtype).at[bags].max(where)
+        return convert(result, weight.dtype), bags.astype(indices.dtype), sizes, jnp.where(largest < 0, 0, largest)
+    if per_sample_weights is not None:
+        rows = rows * convert(per_sample_weights, rows.dtype)[:, None]
+    total = jnp.zeros((number, weight.shape[1]), rows.dtype).at[bags].add(jnp.where(counted[:, None], rows, 0))
+    if mode == 1:
+        total = total / jnp.maximum(sizes, 1)[:, None].astype(total.dtype)
+    return convert(total, weight.dtype), bags.astype(indices.dtype), sizes, sizes
