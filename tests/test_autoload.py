@@ -130,6 +130,26 @@ def test_unknown_attribute():
 
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         torch.neuron.nonsense  # noqa: B018
+    for name, remedy in (("MemPool", "torch.accelerator.Graph"), ("nvtx", "record_function"), ("FloatTensor", "x.dtype")):
+        assert not hasattr(torch.neuron, name)
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'.*{remedy}"):
+            getattr(torch.neuron, name)
+
+
+def test_what_cuda_has_is_here_or_has_a_substitute():
+    """But for what makes no sense without CUDA's libraries."""
+    import torch
+
+    from torch_neuronx._absent import INSTEAD
+
+    of_cuda_alone = """
+        caching_allocator_disabled caching_allocator_enable can_device_access_peer check_error CudaError cudaStatus current_blas_handle
+        current_solver_handle DeferredCudaCallError device_memory_used get_allocator_backend get_arch_list get_gencode_flags GreenContext
+        has_half has_magma is_current_stream_capturing is_tf32_supported profiler sparse tunable ComplexDoubleStorage ComplexFloatStorage
+    """.split()
+    missing = {name for name in torch.cuda.__all__ if not hasattr(torch.neuron, name)}
+    assert missing - INSTEAD.keys() <= set(of_cuda_alone), sorted(missing - INSTEAD.keys() - set(of_cuda_alone))
+    assert not {name for name in INSTEAD if hasattr(torch.neuron, name)}
 
 
 @pytest.fixture

@@ -98,6 +98,15 @@ def test_a_list_that_a_kernel_writes_into() -> None:
         assert counts.nonzero().flatten().tolist() == sorted({0, k})
 
 
+def test_a_scalar_that_changes_the_order_of_allocations() -> None:
+    """With ord=0 _foreach_norm makes other temporaries than with ord=1, so that results lie in each other's blocks."""
+    values = [0.5, -2.0, 3.0, -4.0, 5.0, 6.0]
+    tensors = [torch.tensor(value, device=DEVICE) for value in values]
+    for order in (0, 1, 2, 0, 1):
+        wanted = [float(value != 0) if order == 0 else abs(value) for value in values]
+        assert [norm.item() for norm in torch._foreach_norm(tensors, order, dtype=torch.float64)] == wanted
+
+
 def test_zero_tensors_have_views() -> None:
     """What forward-mode AD stands in for "no tangent": zeros without memory."""
     zero = torch._efficientzerotensor((4, 6), device=DEVICE)

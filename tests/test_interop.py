@@ -104,6 +104,31 @@ def test_upstream_still_needs_the_helper():
         torch.from_dlpack(torch.ones(2, device="neuron"))
 
 
+def test_array_interface():
+    x = torch.arange(12.0, device="neuron:1").view(3, 4)
+    side = torch.neuron.Stream("neuron:1")
+    with torch.neuron.stream(side):
+        described = torch.neuron.array_interface(x[1:, ::2])
+    assert described == {
+        "shape": (2, 2),
+        "typestr": "<f4",
+        "data": (x.data_ptr() + 16, False),
+        "strides": (16, 8),
+        "version": 3,
+        "stream": side.stream_id,
+    }
+    assert torch.neuron.array_interface(x)["strides"] is None
+    assert torch.neuron.array_interface(x[:0])["data"] == (0, False)
+    for dtype, typestr in ((torch.bool, "|b1"), (torch.int64, "<i8"), (torch.complex64, "<c8"), (torch.uint16, "<u2")):
+        assert torch.neuron.array_interface(x.to(dtype))["typestr"] == typestr
+    with pytest.raises(TypeError, match=r"no name for torch\.bfloat16: pass tensor\.view\(torch\.int16\)"):
+        torch.neuron.array_interface(x.bfloat16())
+    with pytest.raises(TypeError, match="on neuron, not on cpu"):
+        torch.neuron.array_interface(x.cpu())
+    with pytest.raises(BufferError, match=r"pass tensor\.detach\(\)"):
+        torch.neuron.array_interface(x.requires_grad_())
+
+
 @pytest.mark.parametrize("convert", [torch.Tensor.numpy, np.asarray, np.sin])
 def test_numpy_is_refused_with_the_remedy(convert):
     with pytest.raises(TypeError, match=r"can't convert neuron:0 device type tensor to numpy\. Use Tensor\.cpu\(\)"):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 DEVICE = "neuron"
@@ -152,3 +153,50 @@ def test_mixed_devices_are_refused() -> None:
     s = sample().to(DEVICE).to_sparse()
     with pytest.raises(RuntimeError, match="same device"):
         s @ torch.ones(6, 2)
+
+
+# ---- 2:4 ----
+
+
+def two_of_four(dtype: torch.dtype) -> torch.Tensor:
+    pattern = torch.tensor([0.0, 1.0] if dtype is torch.float32 else [0.0, 1.0, 0.0, 1.0])
+    return (torch.randint(1, 9, (64, 128)) * pattern.tile(128 // len(pattern))).to(dtype).to(DEVICE)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int8])
+def test_semi_structured(dtype: torch.dtype) -> None:
+    dense = two_of_four(dtype)
+    sparse = torch.neuron.to_sparse_semi_structured(dense)
+    assert isinstance(sparse, torch.sparse.SparseSemiStructuredTensor) and sparse.device == dense.device and sparse.dtype == dtype
+    assert sparse.values().numel() == dense.numel() // 2 and sparse.indices().device.type == DEVICE
+    assert torch.equal(sparse.to_dense(), dense) and torch.equal(sparse.cpu(), dense.cpu())
+    if dtype is torch.int8:
+        return
+    x, y, bias = (torch.randn(size, device=DEVICE).to(dtype) for size in ((3, 5, 128), (128, 7), (64,)))
+    assert torch.equal(sparse @ y, dense @ y)
+    for b in (None, bias):
+        assert torch.equal(nn.functional.linear(x, sparse, b), nn.functional.linear(x, dense, b))
+    layer = nn.Linear(128, 64, dtype=dtype, device=DEVICE)
+    layer.weight = nn.Parameter(sparse)
+    assert torch.equal(layer(x), nn.functional.linear(x, dense, layer.bias))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_semi_structured_refuses() -> None:
+    convert = torch.neuron.to_sparse_semi_structured
+    with pytest.raises(ValueError, match="float16 keeps 2 of 4 neighbours in a row"):
+        convert(torch.ones(64, 128, dtype=torch.float16, device=DEVICE))
+    with pytest.raises(RuntimeError, match=r"sizes 30 x 64 must be multiples of 32 x 64 in torch\.float16"):
+        convert(torch.zeros(30, 64, dtype=torch.float16, device=DEVICE))
+    with pytest.raises(RuntimeError, match="not torch.float64"):
+        convert(torch.zeros(32, 64, dtype=torch.float64, device=DEVICE))
+    with pytest.raises(RuntimeError, match="takes a tensor on neuron, not on cpu"):
+        convert(torch.zeros(32, 64))
+    with pytest.raises(RuntimeError, match="contiguous matrix"):
+        convert(torch.zeros(64, 64, device=DEVICE).t()[:, ::2])
+    sparse = convert(two_of_four(torch.float16))
+    with pytest.raises(NotImplementedError, match=r"write x @ sparse\.t\(\)"):
+        sparse.t() @ torch.ones(64, 2, dtype=torch.float16, device=DEVICE)
+    with pytest.raises(ValueError, match="to_dense"):
+        sparse @ sparse

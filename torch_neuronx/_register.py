@@ -73,7 +73,9 @@ def changing_attribute(name: str) -> Any:
         from torch_neuronx import random
 
         return random.default_generators()
-    raise AttributeError(f"module 'torch_neuronx' (torch.neuron) has no attribute {name!r}")
+    from torch_neuronx._absent import message  # "from torch_neuronx import _absent" would ask here again
+
+    raise AttributeError(message(name))
 
 
 def _why() -> str:

@@ -27,7 +27,7 @@ from torch_neuronx._device import (
 from torch_neuronx.amp import get_amp_supported_dtype
 from torch_neuronx.explain import clear_op_tracking, explain, get_executed_ops, get_fallback_ops
 from torch_neuronx.float8 import from_float8_e4m3_trn2, to_float8_e4m3_trn2
-from torch_neuronx.interop import from_dlpack, to_dlpack
+from torch_neuronx.interop import array_interface, from_dlpack, to_dlpack
 from torch_neuronx.ipc import ipc_collect
 from torch_neuronx.memory import *  # noqa: F403
 from torch_neuronx.memory import __all__ as _memory_names
@@ -43,6 +43,7 @@ from torch_neuronx.random import (
     set_rng_state,
     set_rng_state_all,
 )
+from torch_neuronx.semi_structured import to_sparse_semi_structured
 from torch_neuronx.streams import (
     Event,
     Stream,
@@ -65,6 +66,7 @@ __all__ = [
     "_maybe_exchange_device",
     "_utils",
     "amp",
+    "array_interface",
     "clear_op_tracking",
     "current_device",
     "current_stream",
@@ -106,5 +108,6 @@ __all__ = [
     "synchronize",
     "to_dlpack",
     "to_float8_e4m3_trn2",
+    "to_sparse_semi_structured",
     *_memory_names,
 ]

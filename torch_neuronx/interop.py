@@ -1,4 +1,4 @@
-"""DLPack for tensors on ``neuron``.
+"""DLPack and array interface for tensors on ``neuron``.
 
 ``torch.from_dlpack(tensor)`` asks ``Tensor.__dlpack_device__``, which compares the device's type with the literal ``"privateuse1"`` and so
 knows no renamed backend (torch/_tensor.py, 2.13 and 2.14): it raises "Unknown device type neuron for Dlpack". These functions do what it
@@ -50,6 +50,35 @@ def from_dlpack(source: Any, *, device: torch.device | str | None = None, copy: 
             raise ValueError("from_dlpack cannot take device= or copy= with a capsule: convert first, then call .to(device) or .clone()")
         return torch.from_dlpack(source)
     return torch.from_dlpack(source, device=_with_index(device), copy=copy)
+
+
+def array_interface(tensor: torch.Tensor) -> dict[str, Any]:
+    """The tensor's memory in the words of the CUDA Array Interface, version 3, as ``Tensor.__cuda_array_interface__`` has them on CUDA
+    (https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html), for code that hands device addresses to another library.
+
+    ``shape``, ``typestr`` (numpy's), ``data``: (device address, False), ``strides`` in bytes or None when contiguous, ``version``: 3, and
+    ``stream``: id of the current stream of the tensor's device, after whose work the memory may be read. The tensor must stay alive.
+
+    Raises:
+        TypeError: not a tensor on ``neuron``, or its dtype has no name in numpy (bfloat16, float8...): view it as integers.
+        BufferError: see :func:`to_dlpack`.
+    """
+    _check_exportable(tensor, "array_interface")
+    if tensor.device.type != "neuron":
+        raise TypeError(f"array_interface takes a tensor on neuron, not on {tensor.device}: numpy.asarray() takes one on the CPU")
+    try:
+        typestr = torch.empty(0, dtype=tensor.dtype).numpy().dtype.str
+    except TypeError:
+        integers = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}.get(tensor.itemsize, "uint8")
+        raise TypeError(f"numpy has no name for {tensor.dtype}: pass tensor.view(torch.{integers})") from None
+    return {
+        "shape": tuple(tensor.shape),
+        "typestr": typestr,
+        "data": (tensor.data_ptr() if tensor.numel() else 0, False),
+        "strides": None if tensor.is_contiguous() else tuple(stride * tensor.itemsize for stride in tensor.stride()),
+        "version": 3,
+        "stream": torch.accelerator.current_stream(tensor.device).stream_id,
+    }
 
 
 def _place(tensor: torch.Tensor, device: torch.device | str | None, copy: bool | None) -> torch.Tensor:

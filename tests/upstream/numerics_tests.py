@@ -15,8 +15,10 @@ from torch.testing._internal.common_utils import TestCase
 from torch.testing._internal.opinfo import core
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
+from tests.opinfo.expectations import HOST_ARGUMENTS
 from tests.opinfo.samples import Placement
 
+from .op_samples import host, tensors
 from .reference import assert_matches, draws
 
 SAMPLES = 60  # of one generator, the first
@@ -186,14 +188,21 @@ class TestShapeFuncs(Compares):
 class TestPythonRefs(Compares):
     @ops([op for op in python_ref_db if "empty" not in op.name], dtypes=OpDTypes.any_one)
     def test_reference(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
-        """``torch._refs``, made of simpler ops, on the reference inputs."""
+        """``torch._refs``, made of simpler ops, on the reference inputs. Calls without a tensor give a tensor on the CPU on any device."""
+        function = with_host_arguments(op) if op.name.removeprefix("_refs.") in HOST_ARGUMENTS else op.op
 
         def calls() -> Iterator[Call]:
             samples: Iterator[SampleInput] = op.reference_inputs("cpu", dtype)
             for sample in islice(samples, SAMPLES):
-                yield op.op, sample.input, sample.args, sample.kwargs
+                if tensors((sample.input, sample.args, sample.kwargs)):
+                    yield function, sample.input, sample.args, sample.kwargs
 
         self.compare(calls(), device)
+
+
+def with_host_arguments(op: OpInfo) -> Callable[..., Any]:
+    """``op`` with all tensors but the first on the CPU, where it wants them on every device."""
+    return lambda value, *args, **kwargs: op.op(value, *host(args), **host(kwargs))
 
 
 CLASSES = [TestUnaryUfuncs, TestBinaryUfuncs, TestReductions, TestShapeFuncs, TestPythonRefs]

@@ -6,6 +6,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 
@@ -234,23 +235,40 @@ void EmulatedExecutable::run(const uint64_t* words) {
 
 /// Copies the results that the kernel did not write where the host expects them.
 void EmulatedExecutable::deliver(const uint64_t* fresh_words) {
-  auto deliver_one = [&](const ResultMeta& meta, const c10::IValue& value) {
+  struct Move {
+    void* to;
+    const void* from;
+    size_t bytes;
+  };
+  c10::SmallVector<Move, 4> moves;
+  auto add = [&](const ResultMeta& meta, const c10::IValue& value) {
     if (meta.kind != ResultMeta::Kind::fresh) return;
     const auto& fresh = program_.fresh[meta.source];
     if (fresh.bytes == 0) return;
     const auto& storage = value.toTensor().storage();
     auto* wanted = host_address(reinterpret_cast<void*>(fresh_words[meta.source]));
-    if (storage.data() != wanted) std::memcpy(wanted, storage.data(), std::min(fresh.bytes, storage.nbytes()));
+    if (storage.data() != wanted) moves.push_back({wanted, storage.data(), std::min(fresh.bytes, storage.nbytes())});
   };
   for (size_t r = 0; r < program_.returns.size(); ++r) {
     const auto& returned = program_.returns[r];
     if (!returned.is_list) {
-      deliver_one(returned.results[0], stack_[r]);
+      add(returned.results[0], stack_[r]);
       continue;
     }
     auto elements = stack_[r].toListRef();
-    for (size_t i = 0; i < returned.results.size(); ++i) deliver_one(returned.results[i], elements[i]);
+    for (size_t i = 0; i < returned.results.size(); ++i) add(returned.results[i], elements[i]);
   }
+  // A kernel whose temporaries depend on a Scalar's value allocates in another order than the traced one, so that a result may lie in the
+  // block of another: it is set aside before that one is written.
+  std::vector<std::vector<char>> aside;
+  for (auto& move : moves) {
+    auto overwrites = [&](const Move& other) { return other.to == move.from; };
+    if (moves.size() == 1 || std::none_of(moves.begin(), moves.end(), overwrites)) continue;
+    const auto* data = static_cast<const char*>(move.from);
+    aside.emplace_back(data, data + move.bytes);
+    move.from = aside.back().data();
+  }
+  for (const auto& move : moves) std::memcpy(move.to, move.from, move.bytes);
 }
 
 void EmulatedExecutable::check_meta() const {
