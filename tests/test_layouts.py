@@ -189,7 +189,7 @@ def test_semi_structured_refuses() -> None:
         convert(torch.ones(64, 128, dtype=torch.float16, device=DEVICE))
     with pytest.raises(RuntimeError, match=r"sizes 30 x 64 must be multiples of 32 x 64 in torch\.float16"):
         convert(torch.zeros(30, 64, dtype=torch.float16, device=DEVICE))
-    with pytest.raises(RuntimeError, match="not torch.float64"):
+    with pytest.raises(RuntimeError, match=r"not torch\.float64"):
         convert(torch.zeros(32, 64, dtype=torch.float64, device=DEVICE))
     with pytest.raises(RuntimeError, match="takes a tensor on neuron, not on cpu"):
         convert(torch.zeros(32, 64))

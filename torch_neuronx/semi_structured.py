@@ -40,7 +40,8 @@ class SparseSemiStructuredTensorNeuron(SparseSemiStructuredTensorCUTLASS):
         kept, of = (1, 2) if original_tensor.dtype is torch.float32 else (2, 4)
         if bool(((original_tensor.detach().unflatten(1, (-1, of)) != 0).sum(-1) > kept).any()):
             raise ValueError(
-                f"to_sparse_semi_structured: {original_tensor.dtype} keeps {kept} of {of} neighbours in a row, and some have more that are not zero"
+                f"to_sparse_semi_structured: {original_tensor.dtype} keeps {kept} of {of} neighbours in a row, and some have more values "
+                "that are not zero"
             )
         return super().from_dense(original_tensor, alg_id)  # type: ignore[return-value]
 
