@@ -21,7 +21,7 @@ def find(func: torch._ops.OpOverload) -> Callable[..., Any] | None:
     """A callable on the arguments of ``func`` that makes only simpler calls."""
     from torch._decomp import decomposition_table
 
-    if func.name() in _UNWANTED:
+    if func.name() in _UNWANTED or func.namespace == "prims":  # the kernels of prims:: lead back to ATen
         return None
     if func in decomposition_table:
         return decomposition_table[func]

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from torch_neuronx.lowering.table import NotLowered
+
 # torch dtype -> name of the JAX (numpy, ml_dtypes) dtype.
 NAMES = {
     torch.bool: "bool",
@@ -37,13 +39,13 @@ _OPMATH = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 def to_jax(dtype: torch.dtype) -> Any:
-    """The numpy dtype object. TypeError: JAX has no such dtype."""
+    """The numpy dtype object. NotLowered: JAX has no such dtype."""
     import jax.numpy as jnp
 
     try:
         return jnp.dtype(NAMES[dtype])
     except KeyError:
-        raise TypeError(f"{dtype} has no counterpart in StableHLO") from None
+        raise NotLowered("a tensor", f"{dtype} has no counterpart in StableHLO") from None
 
 
 def to_torch(dtype: Any) -> torch.dtype:

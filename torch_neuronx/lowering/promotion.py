@@ -81,7 +81,7 @@ def dim_of(dim: int, rank: int) -> int:
 
 def dims_of(dims: Any, rank: int) -> list[int]:
     """Dimensions counted from 0; None or nothing means all."""
-    if dims is None:
+    if dims is None or rank == 0:
         return list(range(rank))
     if isinstance(dims, int):
         dims = [dims]

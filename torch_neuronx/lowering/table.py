@@ -33,6 +33,10 @@ FAMILIES = (
     "loss",
     "optimizers",
     "resize",
+    "sampling",
+    "distance",
+    "statistics",
+    "polynomials",
     "control_flow",
     "primitives",
 )

@@ -183,6 +183,7 @@ class Tracer(TorchDispatchMode):
         self.keep: list[torch.Tensor] = []  # meta tensors, so that the identities stay theirs
         self.lifted: dict[int, tuple[torch.Tensor, Traced]] = {}
         self.symbols: Any = None  # symbols.Symbols of a Program with symbolic sizes
+        self.decomposing: set[Any] = set()
         self.calls: list[str] = []  # overloads that a row of the table lowered, in order
 
     @contextlib.contextmanager
@@ -248,6 +249,8 @@ class Tracer(TorchDispatchMode):
 
     def call(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One overload on Traced tensors."""
+        if func is torch.ops.aten.view_as_real.default and args[0].meta.is_conj():
+            args = (self.fresh(args[0].read()),)
         if func is torch.ops.aten.as_strided.default:
             return self._window(*args, **kwargs)
         row = self.table.get(func.name())
@@ -264,8 +267,14 @@ class Tracer(TorchDispatchMode):
         decomposition = decompositions.find(func)
         if decomposition is None:
             raise NotLowered(func.name(), decompositions.why_not(func))
-        with self:
-            result = decomposition(*args, **kwargs)
+        if func in self.decomposing:
+            raise NotLowered(func.name(), "PyTorch's decomposition leads back to it, and no row of the lowering table covers it")
+        self.decomposing.add(func)
+        try:
+            with self:
+                result = decomposition(*args, **kwargs)
+        finally:
+            self.decomposing.discard(func)
         return self._aliased(func, args, result)
 
     def _window(self, x: Traced, *args: Any, **kwargs: Any) -> Traced:
@@ -348,6 +357,9 @@ class Tracer(TorchDispatchMode):
         """In place and ``out=``: the functional overload, then a write of each result."""
         given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
         accepted = {argument.name for argument in functional._schema.arguments}
+        for argument in func._schema.arguments:  # a default that the functional overload lacks
+            if argument.name not in given and argument.has_default_value() and argument.name in accepted:
+                given[argument.name] = argument.default_value
         results = self.call(functional, *_arranged(functional, {name: value for name, value in given.items() if name in accepted}))
         results = list(results) if isinstance(results, (list, tuple)) else [results]
         targets = tree_leaves([given[name] for name in written_arguments(func)])

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from torch_neuronx.lowering.promotion import convert, wide
-from torch_neuronx.lowering.table import lowers
+from torch_neuronx.lowering.table import CallInfo, lowers
 
 
 @lowers("embedding")
@@ -36,8 +36,18 @@ def _bags(indices: Any, offsets: Any, include_last_offset: bool) -> Any:
     return jnp.sum(place[:, None] >= starts[None, :], -1, dtype=jnp.int64) - 1
 
 
-@lowers("_embedding_bag", "_embedding_bag_forward_only")
+def _fitting(call: CallInfo, results: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What the backward pass does not need is empty in PyTorch, which depends on mode and padding."""
+    fitted = [
+        value if tuple(value.shape) == out.shape else jnp.zeros(out.shape, value.dtype)
+        for value, out in zip(results, call.out, strict=True)
+    ]
+    return tuple(fitted)
+
+
+@lowers("_embedding_bag", "_embedding_bag_forward_only", call=True)
 def _embedding_bag(
+    call: CallInfo,
     weight: Any,
     indices: Any,
     offsets: Any,
@@ -60,10 +70,48 @@ def _embedding_bag(
         result = jnp.where(sizes[:, None] > 0, best, 0)
         where = jnp.where(rows == best[bags], indices[:, None], -1)
         largest = jnp.full((number, weight.shape[1]), -1, indices.dtype).at[bags].max(where)
-        return convert(result, weight.dtype), bags.astype(indices.dtype), sizes, jnp.where(largest < 0, 0, largest)
+        return _fitting(call, (convert(result, weight.dtype), bags.astype(indices.dtype), sizes, jnp.where(largest < 0, 0, largest)))
     if per_sample_weights is not None:
         rows = rows * convert(per_sample_weights, rows.dtype)[:, None]
     total = jnp.zeros((number, weight.shape[1]), rows.dtype).at[bags].add(jnp.where(counted[:, None], rows, 0))
     if mode == 1:
         total = total / jnp.maximum(sizes, 1)[:, None].astype(total.dtype)
-    return convert(total, weight.dtype), bags.astype(indices.dtype), sizes, sizes
+    return _fitting(call, (convert(total, weight.dtype), bags.astype(indices.dtype), sizes, sizes))
+
+
+@lowers("_embedding_bag_dense_backward")
+def _embedding_bag_backward(
+    gradient: Any,
+    indices: Any,
+    bags: Any,
+    sizes: Any,
+    largest: Any,
+    rows: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    per_sample_weights: Any,
+    padding_idx: int = -1,
+) -> Any:
+    g = convert(gradient, wide(gradient.dtype))
+    table = jnp.zeros((rows, g.shape[1]), g.dtype)
+    if mode == 2:
+        columns = lax.broadcasted_iota(jnp.int32, largest.shape, 1)
+        return convert(table.at[largest, columns].add(jnp.where(sizes[:, None] > 0, g, 0)), gradient.dtype)
+    each = g[bags]
+    if mode == 1:
+        each = each / jnp.maximum(sizes, 1)[bags][:, None].astype(g.dtype)
+    if per_sample_weights is not None:
+        each = each * convert(per_sample_weights, g.dtype)[:, None]
+    if padding_idx >= 0:
+        each = jnp.where((indices != padding_idx)[:, None], each, 0)
+    if scale_grad_by_freq:
+        each = each / jnp.zeros((rows,), jnp.int32).at[indices].add(1)[indices][:, None].astype(g.dtype)
+    return convert(table.at[indices].add(each), gradient.dtype)
+
+
+@lowers("_embedding_bag_per_sample_weights_backward")
+def _per_sample_weights_backward(
+    gradient: Any, weight: Any, indices: Any, offsets: Any, bags: Any, mode: int, padding_idx: int = -1
+) -> Any:
+    products = jnp.sum(gradient[bags] * weight[indices], -1)
+    return jnp.where(indices != padding_idx, products, 0) if padding_idx >= 0 else products

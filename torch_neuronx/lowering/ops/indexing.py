@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -149,6 +150,23 @@ def _masked_scatter(x: Any, mask: Any, source: Any) -> Any:
     place = jnp.maximum(lax.cumsum(flat.astype(jnp.int32), 0) - 1, 0)
     values = source.reshape(-1).at[place].get(mode="clip") if source.size else jnp.zeros(flat.shape, x.dtype)
     return jnp.where(flat, values, x.reshape(-1)).reshape(x.shape)
+
+
+@lowers("masked_scatter_backward")
+def _masked_scatter_backward(gradient: Any, mask: Any, sizes: Any) -> Any:
+    """Gradients under the mask, in order, padded with zeros."""
+    gradient, mask = broadcast(gradient, mask)
+    flat = mask.reshape(-1)
+    total = math.prod(sizes)
+    place = jnp.where(flat, lax.cumsum(flat.astype(jnp.int32), 0) - 1, total)
+    return jnp.zeros((total,), gradient.dtype).at[place].set(gradient.reshape(-1), mode="drop").reshape(tuple(sizes))
+
+
+@lowers("nonzero_static")
+def _nonzero_static(x: Any, *, size: int, fill_value: int = -1) -> Any:
+    if x.ndim == 0:
+        return jnp.zeros((size, 0), jnp.int64)
+    return jnp.stack(jnp.nonzero(x, size=size, fill_value=fill_value), -1).astype(jnp.int64)
 
 
 # ---- along one dimension ----

@@ -26,6 +26,11 @@ def _batched(function: Any, batch: int) -> Any:
     return function
 
 
+@lowers("_linalg_check_errors")
+def _check_errors(*_: Any, **__: Any) -> None:
+    """A program on the chip cannot stop in the middle: a singular matrix gives infinities there, not an exception."""
+
+
 # ---- triangular solve ----
 
 
@@ -407,6 +412,52 @@ def _svd_one(a: Any) -> tuple[Any, Any, Any]:
     values, a, v = values[order], a[:, order], v[:, order]
     u = a / jnp.where(values == 0, 1, values).astype(a.dtype)
     return u, values, v
+
+
+@lowers("linalg_pinv.atol_rtol_tensor")
+def _pinv(a: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
+    if a.size == 0:
+        return jnp.zeros((*a.shape[:-2], a.shape[-1], a.shape[-2]), a.dtype)
+    u, values, vh = _svd(a) if not hermitian else _eigen_as_svd(a)
+    largest = jnp.max(values, -1, keepdims=True)
+    given = atol is not None
+    default = 0.0 if given else max(a.shape[-2:]) * float(jnp.finfo(a.dtype).eps)
+    absolute = jnp.asarray(0.0 if atol is None else atol)[..., None]
+    relative = jnp.asarray(default if rtol is None else rtol)[..., None]
+    if rtol is None and given:
+        relative = jnp.where(absolute > 0, 0.0, max(a.shape[-2:]) * float(jnp.finfo(a.dtype).eps))
+    limit = jnp.maximum(absolute, relative * largest)
+    inverse = jnp.where(values > limit, 1 / jnp.where(values == 0, 1, values), 0).astype(a.dtype)
+    return (adjoint(vh) * inverse[..., None, :]) @ adjoint(u)
+
+
+def _eigen_as_svd(a: Any) -> tuple[Any, Any, Any]:
+    values, vectors = _eigh(a)
+    return vectors, jnp.abs(values), adjoint(vectors * jnp.sign(values)[..., None, :].astype(a.dtype))
+
+
+@lowers("ormqr")
+def _ormqr(packed: Any, taus: Any, other: Any, left: bool = True, transpose: bool = False) -> Any:
+    """Q, the product of the reflectors, or its adjoint, times ``other``."""
+    size = packed.shape[-2]
+    q = _batched(lambda m, t: _product_one(m, t, size), packed.ndim - 2)(packed, taus)
+    q = adjoint(q) if transpose else q
+    return q @ other if left else other @ q
+
+
+@lowers("linalg_matrix_exp")
+def _matrix_exp(a: Any) -> Any:
+    """Scaling and squaring around a Taylor polynomial of degree 18."""
+    if a.size == 0:
+        return a
+    norm = jnp.max(jnp.sum(jnp.abs(a), -2), -1)
+    power = jnp.maximum(jnp.ceil(jnp.log2(jnp.maximum(jnp.max(norm), 1e-30))), 0).astype(jnp.int32)
+    scaled = a / jnp.exp2(power.astype(norm.dtype)).astype(a.dtype)
+    eye = jnp.broadcast_to(jnp.eye(a.shape[-1], dtype=a.dtype), a.shape)
+    result = eye
+    for k in range(18, 0, -1):
+        result = eye + scaled @ result / k
+    return lax.fori_loop(jnp.int32(0), power, lambda _, m: m @ m, result)
 
 
 def _completed(u: Any, values: Any, size: int) -> Any:

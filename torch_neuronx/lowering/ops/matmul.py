@@ -114,6 +114,22 @@ def _addmm_activation(call: CallInfo, x: Any, a: Any, b: Any, *, beta: Any = 1, 
     return convert(_gelu(work, "tanh") if use_gelu else jnp.maximum(work, 0), summed.dtype)
 
 
+@lowers("_trilinear")
+def _trilinear(
+    a: Any, b: Any, c: Any, expand1: list[int], expand2: list[int], expand3: list[int], sumdim: list[int], unroll_dim: int = 1
+) -> Any:
+    """Sum of a product of three, each with dimensions added."""
+    for dims, place in ((expand1, 0), (expand2, 1), (expand3, 2)):
+        for dim in sorted(dims):
+            if place == 0:
+                a = jnp.expand_dims(a, dim)
+            elif place == 1:
+                b = jnp.expand_dims(b, dim)
+            else:
+                c = jnp.expand_dims(c, dim)
+    return jnp.sum(a * b * c, tuple(sumdim))
+
+
 @lowers("_int_mm")
 def _int_mm(a: Any, b: Any) -> Any:
     return lax.dot_general(a, b, (((1,), (0,)), ((), ())), preferred_element_type=jnp.int32)

@@ -664,6 +664,10 @@ _ACTIVATIONS: dict[str, Function] = {
     "sigmoid_backward": lambda g, y: g * jnp.conj((1 - y) * y),
     "softshrink": lambda x, limit=0.5: jnp.where(x > limit, x - limit, jnp.where(x < -limit, x + limit, x * 0)),
     "hardshrink": lambda x, limit=0.5: jnp.where((x >= -limit) & (x <= limit), like(x, 0), x),
+    "softshrink_backward": lambda g, x, limit: jnp.where((x >= -limit) & (x <= limit), like(g, 0), g),
+    "hardshrink_backward": lambda g, x, limit: jnp.where((x >= -limit) & (x <= limit), like(g, 0), g),
+    "special_modified_bessel_i0": special.i0,
+    "special_modified_bessel_i1": special.i1,
     "_prelu_kernel": lambda x, weight: jnp.where(x > 0, x, x * weight),
 }
 for _name, _function in _ACTIVATIONS.items():

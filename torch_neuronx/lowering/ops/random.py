@@ -314,6 +314,17 @@ def _native_dropout(x: Any, p: float, train: bool | None) -> Any:
     return dropout(x, p, *_taken(x.size))
 
 
+@lowers("rrelu_with_noise_functional")
+def _rrelu(
+    x: Any, noise: Any, lower: float = 0.125, upper: float = 0.3333333333333333, training: bool = False, generator: Any = None
+) -> Any:
+    """Leaky ReLU with a drawn slope where x is not positive; the slopes are the second result."""
+    if not training:
+        return jnp.where(x > 0, x, x * convert((lower + upper) / 2, x.dtype)), noise
+    slopes = jnp.where(x > 0, jnp.ones_like(x), uniform(x.shape, x.dtype, lower, upper, *_words_of(x.shape, x.dtype)))
+    return x * slopes, slopes
+
+
 @lowers("multinomial")
 def _multinomial(x: Any, samples: int, replacement: bool = False, *, generator: Any = None) -> Any:
     rows = 1 if x.ndim == 1 else x.shape[0]

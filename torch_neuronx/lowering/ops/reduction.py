@@ -201,7 +201,7 @@ def _vector_norm(call: CallInfo, x: Any, ord: Any = 2, dim: Any = None, keepdim:
 def _logsumexp(call: CallInfo, x: Any, dim: Any, keepdim: bool = False) -> Any:
     out = result_dtype(call)
     x = convert(x, wide(out))
-    dims = tuple(dims_of(dim, x.ndim))
+    dims = tuple(dims_of(dim, x.ndim)) if x.ndim else ()
     if count(x, list(dims)) == 0:
         return jnp.full(tuple(call.out.shape), -math.inf, out)
     largest = jnp.max(x.real, dims, keepdims=True)
