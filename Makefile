@@ -62,6 +62,10 @@ upstream: setup ## PyTorch's own test files on neuron and cpu: make upstream PYT
 	@test -n "$(PYTORCH)" || { echo "Name a checkout of PyTorch: make upstream PYTORCH=../pytorch"; exit 2; }
 	$(PY) -m tests.upstream.checkout $(PYTORCH) $(ARGS)
 
+.PHONY: standin-sdk
+standin-sdk: setup ## a stand-in neuronx-cc for machines without AWS's SDK: writes build/standin_sdk/env.sh
+	$(PY) -m tests.standin_sdk.install
+
 bench: setup ## neuron against cpu: one table
 	$(PY) -m benchmarks
 

@@ -20,7 +20,7 @@ def main() -> int:
     parser.add_argument("--names", nargs="+", default=[], help="only these variants")
     parser.add_argument("--json", type=Path, help="write all results here")
     parser.add_argument("-n", "--workers", type=int, default=1)
-    parser.add_argument("--limit", type=float, default=120, help="seconds for one variant")
+    parser.add_argument("--limit", type=float, default=600, help="seconds for one variant")
     options = parser.parse_args()
     names = [name for name in variant_names() if not options.match or any(part in name for part in options.match)]
     names = [name for name in names if not options.names or name in options.names]

@@ -17,7 +17,7 @@ from torch_neuronx.lowering.emit import trace_function
 from torch_neuronx.lowering.execute import CompiledModule
 from torch_neuronx.lowering.hlo import to_hlo
 
-SAMPLES = 4  # of each variant, spread over those that PyTorch has
+SAMPLES = 3  # of each variant, spread over those that PyTorch has
 
 
 @dataclass

@@ -12,18 +12,6 @@ import jax.numpy as jnp
 
 from torch_neuronx.lowering.table import CallInfo
 
-# What the compiler (SDK 2.32) recognises; anything else is NCC_EVRF015.
-KNOWN = frozenset(
-    """
-    AwsNeuronErf AwsNeuronGelu AwsNeuronGeluApprxTanh AwsNeuronGeluBackward AwsNeuronSilu AwsNeuronSiluBackward AwsNeuronRmsNorm
-    AwsNeuronSoftmax AwsNeuronSoftmaxBackward AwsNeuronCollectiveMatmul AwsNeuronIntMatmult AwsNeuronArgMax AwsNeuronArgMin AwsNeuronTopK
-    AwsNeuronDropoutMaskV1 AwsNeuronCustomNativeKernel AwsNeuronCustomOp AwsNeuronDevicePrint ResizeNearest ResizeBilinear
-    ResizeNearestGrad AwsNeuronLNCShardingConstraint AwsNeuronTransferWithStaticRing AwsNeuronModuleMarkerStart-Forward
-    AwsNeuronModuleMarkerStart-Backward AwsNeuronModuleMarkerEnd-Forward AwsNeuronModuleMarkerEnd-Backward NeuronBoundaryMarker-Start
-    NeuronBoundaryMarker-End QuantizeMX __op$block_scaled_dot
-    """.split()
-)
-
 
 def wanted(target: str) -> bool:
     """Whether modules for ``target`` use custom calls."""

@@ -20,8 +20,9 @@ from torch_neuronx.lowering.table import NotLowered
 from torch_neuronx.lowering.tracer import Traced, TracedStorage, Tracer
 from torch_neuronx.lowering.views import Geometry
 
-# Payloads reach the module in these.
+# Payloads reach the module in these; a chip has no 64-bit floats.
 _PAYLOAD_DTYPES = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
+_CHIP_PAYLOAD_DTYPES = _PAYLOAD_DTYPES | {float: "float32"}
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Lowered:
     random_words: int = 0
     calls: list[str] = field(default_factory=list)  # overloads that were lowered by the table, in order
     specialised: bool = False  # the payloads' example values are in the module
+    lines: list[str | None] = field(default_factory=list)  # Python line of each call of the Program
 
     @property
     def text(self) -> str:
@@ -70,8 +72,10 @@ class Lowered:
 
 @contextmanager
 def jax_context() -> Iterator[None]:
-    """64-bit types, for this thread and this block only."""
-    with jax.enable_x64(True):
+    """64-bit types, and no Python tracebacks in modules: for this thread and this block only."""
+    from jax._src.config import traceback_in_locations_limit
+
+    with jax.enable_x64(True), traceback_in_locations_limit(0):
         yield
 
 
@@ -111,6 +115,7 @@ def _lower(program: Program, target: str, specialise: bool) -> Lowered:
         random_words=run.source.used if run.source else 0,
         calls=run.tracer.calls,
         specialised=specialise and bool(program.payloads),
+        lines=[call.location for call in program.calls],
     )
 
 
@@ -145,7 +150,8 @@ class _Run:
             self.parameters.append((shape, dtype))
             shapes.append(jax.ShapeDtypeStruct(shape, to_jax(dtype)))
         if not self.specialise:
-            shapes += [jax.ShapeDtypeStruct((), _PAYLOAD_DTYPES[type(value)]) for value in self.program.payloads]
+            dtypes = _PAYLOAD_DTYPES if self.tracer.target == "portable" else _CHIP_PAYLOAD_DTYPES
+            shapes += [jax.ShapeDtypeStruct((), dtypes[type(value)]) for value in self.program.payloads]
         if self._may_draw():
             shapes += [jax.ShapeDtypeStruct((), "int64")] * 2
         return shapes
@@ -185,7 +191,8 @@ class _Run:
         bases = self._inputs(env)
         for index, tensor in self.program.constants.items():
             env[index] = self.tracer.lift(tensor)
-        for call in self.program.calls:
+        for number, call in enumerate(self.program.calls):
+            self.tracer.call_number = number
             self._call(call, env)
         self.written = [index for index, storage in enumerate(bases) if storage.written]
         results = [self._stored(bases[index], self.parameters[index][0]) for index in self.written]

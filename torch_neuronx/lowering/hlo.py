@@ -69,3 +69,29 @@ def aliases_of(text: str) -> dict[int, int]:
         text = hlo_text(text)
     header = text.split("\n", 1)[0]
     return {int(result): int(parameter) for result, parameter, kind in _ALIAS.findall(header) if kind == "must"}
+
+
+def fingerprint(serialized: bytes) -> str:
+    """64 hex digits that two modules share when they differ in debug information only (source lines, names of operators)."""
+    import hashlib
+
+    from jaxlib import _hlo
+
+    options = _hlo.HloPrintOptions.canonical()
+    options.print_metadata = False
+    options.print_large_constants = True  # XLA's own "fingerprint" options leave them out
+    options.print_backend_config = True
+    module = _hlo.HloModule.from_serialized_hlo_module_proto(serialized)
+    return hashlib.sha256(module.to_string(options).encode()).hexdigest()
+
+
+_NAMED = re.compile(r"%(?P<instruction>[\w.\-]+) = .*?op_name=\"(?P<name>[^\"]*)\"")
+
+
+def op_names(serialized: bytes) -> dict[str, str]:
+    """Instruction -> the path of operators that it comes from; {} for what is no HLO."""
+    try:
+        text = hlo_text(serialized)
+    except ValueError:
+        return {}
+    return {match["instruction"]: match["name"] for match in _NAMED.finditer(text)}

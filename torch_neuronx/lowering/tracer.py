@@ -183,6 +183,7 @@ class Tracer(TorchDispatchMode):
         self.keep: list[torch.Tensor] = []  # meta tensors, so that the identities stay theirs
         self.lifted: dict[int, tuple[torch.Tensor, Traced]] = {}
         self.symbols: Any = None  # symbols.Symbols of a Program with symbolic sizes
+        self.call_number: int | None = None
         self.decomposing: set[Any] = set()
         self.calls: list[str] = []  # overloads that a row of the table lowered, in order
 
@@ -309,7 +310,8 @@ class Tracer(TorchDispatchMode):
         out = None if mutable else _run_meta(func, meta_args, meta_kwargs)
         values, kw_values = tree_map(self._read, (args, kwargs))
         self.calls.append(func.name())
-        with jax.named_scope(func.name()):
+        # Where an instruction comes from, for the compiler's errors: overload and number of the Program's call.
+        with jax.named_scope(func.name() if self.call_number is None else f"{func.name()}#{self.call_number}"):
             if row.wants_call:
                 result = row.function(CallInfo(meta_args, tree_map(self._described, out), self.target), *values, **kw_values)
             else:

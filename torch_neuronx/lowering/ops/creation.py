@@ -70,7 +70,8 @@ def _steps(call: CallInfo, start: Any, step: Any) -> Any:
     """start + i * step, computed wide and then rounded."""
     out = result_dtype(call)
     whole = not jnp.issubdtype(out, jnp.inexact)
-    count = lax.iota(jnp.int64 if whole else jnp.float64, call.out.shape[0])
+    wide = jnp.float64 if call.target == "portable" else jnp.float32  # the chip has no float64
+    count = lax.iota(jnp.int64 if whole else wide, call.out.shape[0])
     return convert(count * constant(step, count.dtype) + constant(start, count.dtype), out)
 
 

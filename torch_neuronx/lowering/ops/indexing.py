@@ -166,7 +166,7 @@ def _masked_scatter_backward(gradient: Any, mask: Any, sizes: Any) -> Any:
 def _nonzero_static(x: Any, *, size: int, fill_value: int = -1) -> Any:
     if x.ndim == 0:
         return jnp.zeros((size, 0), jnp.int64)
-    return jnp.stack(jnp.nonzero(x, size=size, fill_value=fill_value), -1).astype(jnp.int64)
+    return jnp.stack(jnp.nonzero(x != 0, size=size, fill_value=fill_value), -1).astype(jnp.int64)
 
 
 # ---- along one dimension ----

@@ -42,9 +42,9 @@ def _multi_margin(x: Any, target: Any, p: int, margin: float, weight: Any, reduc
 
 @lowers("multi_margin_loss_backward")
 def _multi_margin_backward(g: Any, x: Any, target: Any, p: Any, margin: Any, weight: Any = None, reduction: int = 1) -> Any:
-    work = convert(x, wide(x.dtype))
+    work = convert(jnp.atleast_1d(x), wide(x.dtype))
     loss, back = jax.vjp(lambda value: _multi_margin(value, target, p, margin, weight, reduction), work)
-    return convert(back(jnp.broadcast_to(convert(g, loss.dtype), loss.shape))[0], x.dtype)
+    return convert(back(jnp.broadcast_to(convert(g, loss.dtype), loss.shape))[0], x.dtype).reshape(x.shape)
 
 
 def _multilabel_margin(x: Any, target: Any, reduction: int) -> Any:

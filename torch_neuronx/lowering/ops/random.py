@@ -73,8 +73,10 @@ def open_unit(shape: Any, dtype: Any, seed: Any, offset: Any) -> Any:
 
 def _passes(drawn: Any, chance: Any) -> Any:
     """Whether each word lies below chance * 2^32, which is rounded as csrc/aten/random_tiles.h rounds it."""
-    limit = jnp.floor(convert(chance, jnp.float64) * 2.0**32 + 0.5)
-    return drawn.astype(jnp.float64) < limit
+    if isinstance(chance, (int, float)):
+        limit = math.floor(float(chance) * 2.0**32 + 0.5)
+        return drawn <= jnp.asarray(limit - 1, jnp.uint32) if limit > 0 else jnp.zeros(drawn.shape, jnp.bool_)
+    return drawn.astype(jnp.float64) < jnp.floor(convert(chance, jnp.float64) * 2.0**32 + 0.5)
 
 
 def bernoulli(shape: Any, chance: Any, seed: Any, offset: Any) -> Any:
