@@ -97,7 +97,7 @@ def _segment_reduce(
     first = jnp.asarray(start if initial is None else initial, data.dtype)
     neutral = jnp.asarray(start, data.dtype)
     masked = jnp.where(chosen, values, neutral)
-    function = {"sum": jnp.sum, "mean": jnp.sum, "prod": jnp.prod, "max": jnp.max, "min": jnp.min}[reduce]
+    function: Any = {"sum": jnp.sum, "mean": jnp.sum, "prod": jnp.prod, "max": jnp.max, "min": jnp.min}[reduce]
     result = function(masked, axis + 1)
     if reduce in ("sum", "mean"):
         result = result + first
