@@ -35,9 +35,7 @@ _DYNAMIC = {
 }
 
 # Operators of higher order whose own implementation only issues work on the device, so that it can be recorded.
-_RECORDABLE_HIGHER_ORDER = frozenset(
-    {"flex_attention", "flex_attention_backward", "scan", "map_impl", "associative_scan", "invoke_subgraph"}
-)
+_RECORDABLE = frozenset({"flex_attention", "flex_attention_backward", "scan", "map_impl", "associative_scan", "invoke_subgraph"})
 
 
 @dataclass
