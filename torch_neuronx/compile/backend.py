@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.compiler.config as compiler_config
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.output_code import OutputCode
 
+from torch_neuronx.compile import foreign, random_state
 from torch_neuronx.compile.code import CompiledCode
 from torch_neuronx.compile.options import Settings
 
@@ -21,6 +26,8 @@ def compile_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], setti
 
     def compiler(direction: str) -> SerializableAOTDispatchCompiler:
         def one_direction(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> OutputCode:
+            foreign.check(graph, settings)
+            random_state.replace(graph)
             return CompiledCode(graph, _name(settings, direction))
 
         return SerializableAOTDispatchCompiler(OutputCode, one_direction)
@@ -33,8 +40,22 @@ def compile_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], setti
         keep_inference_input_mutations=True,
     )
     # A cache entry holds both directions and our own code, so both are made now.
-    with functorch_config.patch(bundled_autograd_cache=True, force_non_lazy_backward_lowering=True):
+    with (
+        functorch_config.patch(bundled_autograd_cache=True, force_non_lazy_backward_lowering=True),
+        compiler_config.patch(cache_key_tag=_cache_key_tag(settings)),
+    ):
         return aot(gm, example_inputs)
+
+
+def _cache_key_tag(settings: Settings) -> str:
+    """What decides about the compiled code besides the graph: the user's own tag, the options, and the code of this package."""
+    return "|".join((compiler_config.cache_key_tag, repr(settings), str(foreign.is_allowed(settings)), _own_code()))
+
+
+@functools.cache
+def _own_code() -> str:
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _name(settings: Settings, direction: str) -> str:

@@ -39,7 +39,7 @@ class CompiledCode(OutputCode):
         self.kind = name
         pieces = cut.cut(gm)
         self.cuts: Counter[str] = pieces.reasons
-        self.source, self.objects, self.programs = _generate(gm, pieces)
+        self.source, self.objects, self.parts = _generate(gm, pieces)
         self._boxed_call = True
         self._load()
 
@@ -50,9 +50,9 @@ class CompiledCode(OutputCode):
         exec(compile(self.source, f"<torch.compile, {self.name}>", "exec"), space)
         me = SimpleNamespace(**self.objects)
         self.graphs = {}
-        for part, is_program in self.programs.items():
+        for part, kind in self.parts.items():
             function = MethodType(space[part], me)
-            self.graphs[part] = runtime.program(function, f"{self.name}, {part}") if is_program else runtime.on_host(function)
+            self.graphs[part] = kind.runner(function, f"{self.name}, {part}")
         space.update(self.graphs)
         self._call: Callable[[list[Any]], Sequence[Any]] = space["call"]
         metrics.count("compiled_graphs")
@@ -73,7 +73,7 @@ class CompiledCode(OutputCode):
 
     def __getstate__(self) -> dict[str, Any]:
         objects = {name: value for name, value in self.objects.items() if name != "torch"}
-        return {"kind": self.kind, "source": self.source, "objects": objects, "programs": self.programs, "cuts": self.cuts}
+        return {"kind": self.kind, "source": self.source, "objects": objects, "parts": self.parts, "cuts": self.cuts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__init__()
@@ -95,18 +95,18 @@ def is_picklable(code: CompiledCode) -> bool:
 # ---- Source ----------------------------------------------------------------------------------------------------------------
 
 
-def _generate(gm: GraphModule, pieces: cut.Cut) -> tuple[str, dict[str, Any], dict[str, bool]]:
-    """The source text, the objects that it names, and for each part's name whether it is a Program."""
+def _generate(gm: GraphModule, pieces: cut.Cut) -> tuple[str, dict[str, Any], dict[str, runtime.Kind]]:
+    """The source text, the objects that it names, and for each part's name how it runs."""
     objects: dict[str, Any] = {"torch": torch}
     constants = _constants(gm, objects)
     texts: list[str] = []
-    programs: dict[str, bool] = {}
+    kinds: dict[str, runtime.Kind] = {}
     for part in pieces.parts:
         name = f"part_{part.level}"
         texts.append(_part_source(gm, part, name, objects))
-        programs[name] = part.is_program
+        kinds[name] = runtime.Kind(part.is_program, part.reads_offsets)
     texts.append(_call_source(gm.graph, pieces.parts, constants))
-    return "\n\n".join(texts), objects, programs
+    return "\n\n".join(texts), objects, kinds
 
 
 def _constants(gm: GraphModule, objects: dict[str, Any]) -> dict[Node, str]:

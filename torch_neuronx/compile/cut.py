@@ -19,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch_neuronx._utils import DEVICE
 
 # Namespaces whose overloads run as kernels on the device.
-_DEVICE_NAMESPACES = ("aten", "prims", "neuron")
+NAMESPACES = ("aten", "prims", "neuron")
 
 # Overload packets that read data on the host or whose result's shape depends on data, without PyTorch's tag.
 _DYNAMIC = {
@@ -51,6 +51,12 @@ class Part:
     def is_program(self) -> bool:
         return self.level % 2 == 1
 
+    @property
+    def reads_offsets(self) -> bool:
+        """True when what a node does may depend on where in its storage an input begins."""
+        return any(not isinstance(node.target, torch._ops.OpOverload) or "as_strided" in node.target._schema.name for node in self.nodes
+                   if node.target is not operator.getitem and not is_number(node))  # fmt: skip
+
 
 @dataclass
 class Cut:
@@ -68,7 +74,9 @@ def cut(gm: GraphModule) -> Cut:
     for node in gm.graph.nodes:
         if node.op in ("call_function", "call_module", "call_method"):
             parts.setdefault(levels[node], Part(levels[node])).nodes.append(node)
-    return Cut(_connect(gm.graph, parts, levels), reasons)
+    ordered = [parts[level] for level in sorted(parts)]
+    _connect(gm.graph, ordered, levels)
+    return Cut(ordered, reasons)
 
 
 # ---- Values ----------------------------------------------------------------------------------------------------------------
@@ -134,7 +142,7 @@ def host_reason(node: Node) -> str | None:
         return f"{name} gives a tensor on {' and '.join(sorted(devices - {DEVICE}))}"
     if not _reads_only_the_device(node):
         return f"{name} reads host memory"
-    if target.namespace not in _DEVICE_NAMESPACES:
+    if target.namespace not in NAMESPACES:
         return f"custom operator {name}"
     if torch.Tag.data_dependent_output in target.tags:
         return f"{name} reads a value on the host"
@@ -146,8 +154,6 @@ def host_reason(node: Node) -> str | None:
         return f"{name} gives a tensor that is not strided"
     if not devices:
         return f"{name} gives no tensor"
-    if any(isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) for value in values(node)):
-        return f"{name} gives a number beside tensors"
     return None
 
 
@@ -205,7 +211,12 @@ def _levels(gm: GraphModule) -> tuple[dict[Node, int], Counter[str]]:
 
 
 def _is_getitem(node: Node) -> bool:
-    return node.target is operator.getitem and isinstance(node.args[0], Node) and not is_number(node.args[0])
+    return node.target is operator.getitem
+
+
+def _is_float(node: Node) -> bool:
+    """A Program gives tensors, integers and booleans."""
+    return any(isinstance(value, (float, torch.SymFloat)) for value in values(node))
 
 
 def _reads_data(node: Node) -> bool:
@@ -216,41 +227,18 @@ def _reads_data(node: Node) -> bool:
 # ---- What goes in and out --------------------------------------------------------------------------------------------------
 
 
-def _connect(graph: Graph, parts: dict[int, Part], levels: dict[Node, int]) -> list[Part]:
-    """Fills ``inputs`` and ``outputs`` of the parts and gives them in order.
-
-    A Program gives tensors only. A number that one computes from a size, and that is wanted elsewhere, is computed a second time on the
-    host, right after it.
-    """
-    place = {node: i for i, node in enumerate(graph.nodes)}
-    wanted: dict[int, dict[Node, None]] = {}  # dicts keep order
-
-    def want(node: Node) -> None:
-        if node.op in ("placeholder", "get_attr"):
-            return
-        level = levels[node]
-        if level % 2 == 0 or not is_number(node):
-            wanted.setdefault(level, {})[node] = None
-            return
-        after = parts.setdefault(level + 1, Part(level + 1))
-        if node not in after.nodes:
-            after.nodes.append(node)
-            for source in node.all_input_nodes:
-                want(source)
-        wanted.setdefault(level + 1, {})[node] = None
-
-    for source in graph.output_node().all_input_nodes:
-        want(source)
-    for level in sorted(parts, reverse=True):
-        local = set(parts[level].nodes)
-        for node in parts[level].nodes:
-            for source in node.all_input_nodes:
-                if source not in local:
-                    want(source)
-    ordered = [parts[level] for level in sorted(parts)]
-    for part in ordered:
-        part.nodes.sort(key=place.__getitem__)
+def _connect(graph: Graph, parts: list[Part], levels: dict[Node, int]) -> None:
+    """Fills ``inputs`` and ``outputs`` of each part."""
+    wanted: dict[int, dict[Node, None]] = {part.level: {} for part in parts}  # dicts keep order
+    for part in parts:
+        sources = (source for node in part.nodes for source in node.all_input_nodes)
         local = set(part.nodes)
-        part.inputs = list(dict.fromkeys(source for node in part.nodes for source in node.all_input_nodes if source not in local))
-        part.outputs = list(wanted.get(part.level, {}))
-    return ordered
+        part.inputs = list(dict.fromkeys(source for source in sources if source not in local))
+        for source in part.inputs:
+            if source.op not in ("placeholder", "get_attr"):
+                wanted[levels[source]][source] = None
+    for source in graph.output_node().all_input_nodes:
+        if source.op not in ("placeholder", "get_attr"):
+            wanted[levels[source]][source] = None
+    for part in parts:
+        part.outputs = list(wanted[part.level])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch_neuronx import _C
@@ -10,14 +11,21 @@ from torch_neuronx import _C
 Runner = Callable[[list[Any]], Sequence[Any]]
 
 
-def program(function: Callable[..., Sequence[Any]], name: str) -> Runner:
-    """``function`` as a Program: run once for each key and recorded, replayed afterwards."""
-    return _C.CompiledGraph(function, name) if hasattr(_C, "CompiledGraph") else on_host(function)
+@dataclass(frozen=True)
+class Kind:
+    """How one part runs. ``reads_offsets``: what it does may depend on the storage offsets of its inputs, so they are part of the key."""
+
+    is_program: bool
+    reads_offsets: bool = False
+
+    def runner(self, function: Callable[..., Sequence[Any]], name: str) -> Runner:
+        """``function`` run once for each key and recorded, replayed afterwards; or called anew each time."""
+        if self.is_program and hasattr(_C, "CompiledGraph"):
+            return _C.CompiledGraph(function, name, offsets_in_key=self.reads_offsets)
+        return _on_host(function)
 
 
-def on_host(function: Callable[..., Sequence[Any]]) -> Runner:
-    """``function`` called anew each time, with the boxed convention."""
-
+def _on_host(function: Callable[..., Sequence[Any]]) -> Runner:
     def run(inputs: list[Any]) -> Sequence[Any]:
         given = tuple(inputs)
         inputs.clear()

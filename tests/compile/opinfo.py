@@ -1,0 +1,124 @@
+"""PyTorch's op table through ``torch.compile(backend="neuron")``: each variant must give the bits that eager gives.
+
+``python -m tests.compile.opinfo [--dynamic] [--match conv]`` prints a table.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.testing._internal.opinfo.core import SampleInput
+
+from tests.opinfo.check import OPS, Result, describe
+from tests.opinfo.expectations import VALUES_ARE_UNDEFINED
+from tests.opinfo.forms import SEED, Call, Outcome
+from tests.opinfo.names import variant_names
+from tests.opinfo.pool import run_all
+from tests.opinfo.report import counted, table
+
+# Read by the workers.
+DYNAMIC = "OPINFO_COMPILE_DYNAMIC"
+SAMPLES = "OPINFO_COMPILE_SAMPLES"
+
+
+class CompiledCall(Call):
+    """A sample whose op is compiled."""
+
+    def __init__(self, op: Any, sample: SampleInput, dynamic: bool | None) -> None:
+        super().__init__(op, sample)
+        function = op.op
+        torch.compiler.reset()
+        self.op = torch.compile(lambda *args, **kwargs: function(*args, **kwargs), backend="neuron", dynamic=dynamic)
+
+
+def compare(actual: Outcome, expected: Outcome, values: bool) -> int:
+    """Bit for bit, dtype and shape included. Gives the number of gradients."""
+    for what, got, wanted in (("result", actual.outputs, expected.outputs), ("gradient", actual.gradients, expected.gradients)):
+        assert (got is None) == (wanted is None), f"{what}s: {got is not None}, expected {wanted is not None}"
+        assert len(got or ()) == len(wanted or ()), f"{len(got or ())} {what}s, expected {len(wanted or ())}"
+        for index, (a, e) in enumerate(zip(got or (), wanted or (), strict=True)):
+            if not isinstance(e, torch.Tensor):
+                assert type(a) is type(e), f"{what} {index}: {a!r}, expected {e!r}"
+                continue
+            assert (a.dtype, a.shape, a.device, a.layout) == (e.dtype, e.shape, e.device, e.layout), f"{what} {index}: {a}, expected {e}"
+            if values:
+                torch.testing.assert_close(
+                    a.detach().cpu(), e.detach().cpu(), rtol=0, atol=0, equal_nan=True, msg=lambda text: f"{what} {index}: {text}"
+                )
+    return len(expected.gradients or ())
+
+
+def check_sample(op: Any, sample: SampleInput, dynamic: bool | None, result: Result) -> None:
+    try:
+        expected = Call(op, sample).functional("neuron")
+    except Exception:
+        result.excluded += 1
+        return
+    compiled = CompiledCall(op, sample, dynamic)
+    for _ in ("recorded", "replayed"):
+        result.gradients += compare(compiled.functional("neuron"), expected, op.name not in VALUES_ARE_UNDEFINED)
+
+
+def check_variant(name: str, dtype_name: str) -> Result:
+    """Checks the first samples of ``name`` in ``dtype_name``, forward and gradient; the environment says how many, and whether dynamic."""
+    warnings.simplefilter("ignore")
+    dynamic = True if os.environ.get(DYNAMIC) == "1" else None
+    limit = int(os.environ.get(SAMPLES, "3"))
+    op, dtype = OPS[name], getattr(torch, dtype_name)
+    result, start = Result(name, dtype_name), time.monotonic()
+    if not op.supports_dtype(dtype, "cpu"):
+        result.status = "excluded"
+        return result
+    gradients = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+    torch.manual_seed(SEED)
+    for sample in op.sample_inputs("cpu", dtype, requires_grad=gradients):
+        if result.samples == limit:
+            break
+        result.samples += 1
+        try:
+            check_sample(op, sample, dynamic, result)
+        except Exception as error:
+            result.failed += 1
+            message = describe(error)
+            if message not in result.failures:
+                result.failures.append(message)
+    result.status = "fail" if result.failed else "excluded" if result.excluded == result.samples else "pass"
+    result.seconds = time.monotonic() - start
+    return result
+
+
+def run(names: list[str], dynamic: bool, samples: int = 3, workers: int = 2) -> list[dict[str, Any]]:
+    """Results of ``names`` in float32."""
+    os.environ[DYNAMIC], os.environ[SAMPLES] = str(int(dynamic)), str(samples)
+    return list(run_all([(name, "float32") for name in names], workers, module="tests.compile.opinfo"))
+
+
+def failures(results: list[dict[str, Any]]) -> list[str]:
+    return [f"{result['op']}: {'; '.join(result['failures'])}" for result in counted(results) if result["status"] != "pass"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.compile.opinfo", description=__doc__)
+    parser.add_argument("--dynamic", action="store_true")
+    parser.add_argument("--match", nargs="+", default=[], help="only variants whose name contains one of these")
+    parser.add_argument("--samples", type=int, default=3, help="of each variant (3)")
+    parser.add_argument("--json", type=Path, help="write all results here")
+    parser.add_argument("-n", "--workers", type=int, default=2)
+    options = parser.parse_args()
+    names = [name for name in variant_names() if not options.match or any(part in name for part in options.match)]
+    results = run(names, options.dynamic, options.samples, options.workers)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1))
+    print(table(results))
+    print("\n".join(failures(results)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
