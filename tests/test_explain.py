@@ -24,6 +24,7 @@ COUNTERS: dict[str, Any] = {
     "fallbacks": [{"op": "my::op", "reason": "its library registers no kernel", "site": "train.py:5"}],
     "bytes": {"h2d": 1536, "d2h": 4, "d2d": 3 << 30},
     "launches": 10,
+    "compile": {"graphs": [], "recompiles": []},
 }
 
 

@@ -6,6 +6,7 @@ The C++ side keeps the counters (``_C._explain_begin``, ``_C._explain_end``, ``_
 from __future__ import annotations
 
 import copy
+import sys
 from collections import Counter
 from types import TracebackType
 from typing import Any
@@ -26,7 +27,7 @@ class Report:
 
         ``ops``: ``{name: {"calls", "hits", "misses", "inline"}}``; ``misses``: list of ``{"op", "reason", "site"}``;
         ``syncs``: list of ``{"why", "site"}``; ``fallbacks``: list of ``{"op", "reason", "site"}``;
-        ``bytes``: ``{"h2d", "d2h", "d2d"}``; ``launches``: int.
+        ``bytes``: ``{"h2d", "d2h", "d2d"}``; ``launches``: int; ``compile``: see :func:`torch_neuronx.compile.report.between`.
         """
         return copy.deepcopy(self._counters)
 
@@ -55,6 +56,11 @@ class Report:
         """Calls that ran on the host because the device has no kernel for them."""
         return len(self._counters["fallbacks"])
 
+    @property
+    def recompiles(self) -> int:
+        """Times that Dynamo compiled a function again, because a guard of the code that it had failed."""
+        return len(self._counters["compile"]["recompiles"])
+
     def _total(self, field: str) -> int:
         return sum(op.get(field, 0) for op in self._counters["ops"].values())
 
@@ -75,6 +81,11 @@ class Report:
         lines += _table(
             "fallbacks to the host", _counted(_at(f"{item['op']}: {item['reason']}", item) for item in self._counters["fallbacks"])
         )
+        if any(self._counters["compile"].values()):
+            from torch_neuronx.compile import report
+
+            for title, rows in report.lines(self._counters["compile"]):
+                lines += _table(title, rows)
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -147,6 +158,7 @@ class explain:
         self._sites = sites
         self._report = Report(_NOTHING)
         self._before = _NOTHING
+        self._compiled_before: Any = None
 
     def __repr__(self) -> str:
         return "torch.neuron.explain() counts inside a block: `with torch.neuron.explain() as report: ...`, then print(report)"
@@ -156,15 +168,41 @@ class explain:
             raise RuntimeError("torch.neuron.explain() is already counting; blocks do not nest. Leave the outer block first.")
         explain._open = self
         self._before = _C._counters()
+        self._compiled_before = _compiled_until_now()
         _C._explain_begin(self._sites)
         return self._report
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         explain._open = None
-        self._report._counters = _between(self._before, _C._explain_end())
+        self._report._counters = {**_between(self._before, _C._explain_end()), "compile": _compiled_since(self._compiled_before)}
 
 
-_NOTHING: dict[str, Any] = {"ops": {}, "misses": [], "syncs": [], "fallbacks": [], "bytes": {"h2d": 0, "d2h": 0, "d2d": 0}, "launches": 0}
+def _compiled_until_now() -> Any:
+    """None while nothing has been compiled; looking must not import Dynamo."""
+    if "torch_neuronx.compile.registry" not in sys.modules:
+        return None
+    from torch_neuronx.compile import report
+
+    return report.snapshot()
+
+
+def _compiled_since(before: Any) -> dict[str, Any]:
+    if "torch_neuronx.compile.registry" not in sys.modules:
+        return copy.deepcopy(_NOTHING["compile"])
+    from torch_neuronx.compile import report
+
+    return report.between(before or (0.0, {}))
+
+
+_NOTHING: dict[str, Any] = {
+    "ops": {},
+    "misses": [],
+    "syncs": [],
+    "fallbacks": [],
+    "bytes": {"h2d": 0, "d2h": 0, "d2d": 0},
+    "launches": 0,
+    "compile": {"graphs": [], "recompiles": []},
+}
 
 # What the process had counted when clear_op_tracking() was called last.
 _executed_before: dict[str, int] = {}

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import copy
 import json
 import os
 import sys
@@ -19,8 +20,8 @@ from tests.opinfo.check import OPS, Result, describe
 from tests.opinfo.expectations import VALUES_ARE_UNDEFINED
 from tests.opinfo.forms import SEED, Call, Outcome
 from tests.opinfo.names import variant_names
-from tests.opinfo.pool import run_all
 from tests.opinfo.report import counted, table
+from tests.worker_pool import run_all
 
 # Read by the workers.
 DYNAMIC = "OPINFO_COMPILE_DYNAMIC"
@@ -34,7 +35,8 @@ class CompiledCall(Call):
         super().__init__(op, sample)
         function = op.op
         torch.compiler.reset()
-        self.op = torch.compile(lambda *args, **kwargs: function(*args, **kwargs), backend="neuron", dynamic=dynamic)
+        self.op = copy.copy(op)
+        self.op.op = torch.compile(lambda *args, **kwargs: function(*args, **kwargs), backend="neuron", dynamic=dynamic)
 
 
 def compare(actual: Outcome, expected: Outcome, values: bool) -> int:
@@ -48,9 +50,10 @@ def compare(actual: Outcome, expected: Outcome, values: bool) -> int:
                 continue
             assert (a.dtype, a.shape, a.device, a.layout) == (e.dtype, e.shape, e.device, e.layout), f"{what} {index}: {a}, expected {e}"
             if values:
-                torch.testing.assert_close(
-                    a.detach().cpu(), e.detach().cpu(), rtol=0, atol=0, equal_nan=True, msg=lambda text: f"{what} {index}: {text}"
-                )
+                try:
+                    torch.testing.assert_close(a.detach().cpu(), e.detach().cpu(), rtol=0, atol=0, equal_nan=True)
+                except AssertionError as error:
+                    raise AssertionError(f"{what} {index}: {error}") from error
     return len(expected.gradients or ())
 
 
@@ -96,7 +99,7 @@ def check_variant(name: str, dtype_name: str) -> Result:
 def run(names: list[str], dynamic: bool, samples: int = 3, workers: int = 2) -> list[dict[str, Any]]:
     """Results of ``names`` in float32."""
     os.environ[DYNAMIC], os.environ[SAMPLES] = str(int(dynamic)), str(samples)
-    return list(run_all([(name, "float32") for name in names], workers, module="tests.compile.opinfo"))
+    return list(run_all([(name, "float32") for name in names], workers, check="tests.compile.opinfo:check_variant"))
 
 
 def failures(results: list[dict[str, Any]]) -> list[str]:

@@ -70,3 +70,17 @@ def test_whole_step_with_graph_breaks():
     model, (x, y) = gpt(), batch()
     expected = step(model, x, y)
     assert torch.equal(torch.compile(step, backend="neuron")(model, x, y), expected)
+
+
+def test_random_state_in_compiled_code():
+    """What Dynamo meets of torch.neuron is called, not traced: CPU code that keeps the random state must compile, too."""
+
+    def f(x):
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            return F.dropout(x, 0.5)
+
+    for device in ("cpu", DEVICE):
+        x = torch.ones(8, 8, device=device)
+        assert torch.equal(torch.compile(f, backend="eager")(x), f(x))
+    assert torch.compile(lambda x: x + torch.neuron.device_count(), backend="eager", fullgraph=True)(torch.zeros(1)).item() == 4

@@ -41,8 +41,8 @@ def compile_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], setti
     )
     # A cache entry holds both directions and our own code, so both are made now.
     with (
-        functorch_config.patch(bundled_autograd_cache=True, force_non_lazy_backward_lowering=True),
-        compiler_config.patch(cache_key_tag=_cache_key_tag(settings)),
+        functorch_config.patch(bundled_autograd_cache=True, force_non_lazy_backward_lowering=True, unlift_effect_tokens=True),
+        compiler_config.patch(cache_key_tag=_cache_key_tag(settings)),  # type: ignore[attr-defined]
     ):
         return aot(gm, example_inputs)
 

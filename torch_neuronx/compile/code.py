@@ -17,7 +17,6 @@ on-disk cache and :mod:`torch_neuronx.aot` store.
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import MethodType, SimpleNamespace
@@ -39,13 +38,15 @@ class CompiledCode(OutputCode):
         self.kind = name
         pieces = cut.cut(gm)
         self.cuts: Counter[str] = pieces.reasons
-        self.source, self.objects, self.parts = _generate(gm, pieces)
+        self.source, self.objects, self.parts = _generate(gm, name, pieces)
         self._boxed_call = True
         self._load()
 
     def _load(self) -> None:
         """Makes functions of the source."""
-        self.name = f"{self.kind} #{registry.add(self)}"
+        self.runs = 0
+        self.number = registry.add(self)
+        self.name = f"{self.kind} #{self.number}"
         space: dict[str, Any] = dict(self.objects)
         exec(compile(self.source, f"<torch.compile, {self.name}>", "exec"), space)
         me = SimpleNamespace(**self.objects)
@@ -58,6 +59,7 @@ class CompiledCode(OutputCode):
         metrics.count("compiled_graphs")
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:  # type: ignore[override]
+        self.runs += 1
         return self._call(inputs)
 
     # ---- PyTorch's caches ----
@@ -71,6 +73,12 @@ class CompiledCode(OutputCode):
     def set_triton_bundle(self, triton_bundle: Any) -> None:
         """There are no Triton kernels."""
 
+    def __copy__(self) -> CompiledCode:
+        """The cache makes a copy to write it away; that one never runs, so nothing is loaded for it."""
+        other = object.__new__(CompiledCode)
+        other.__dict__.update(self.__dict__)
+        return other
+
     def __getstate__(self) -> dict[str, Any]:
         objects = {name: value for name, value in self.objects.items() if name != "torch"}
         return {"kind": self.kind, "source": self.source, "objects": objects, "parts": self.parts, "cuts": self.cuts}
@@ -83,22 +91,23 @@ class CompiledCode(OutputCode):
         self._load()
 
 
-def is_picklable(code: CompiledCode) -> bool:
-    """Subgraphs that hold Python objects of the user may not be."""
-    try:
-        pickle.dumps(code)
-    except (pickle.PicklingError, TypeError, AttributeError):
-        return False
-    return True
+class Subgraph:
+    """A branch of ``cond`` or the body of ``while_loop``, which the host calls."""
+
+    def __init__(self, gm: GraphModule, kind: str):
+        self.code = CompiledCode(gm, kind)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.code(list(args))
 
 
 # ---- Source ----------------------------------------------------------------------------------------------------------------
 
 
-def _generate(gm: GraphModule, pieces: cut.Cut) -> tuple[str, dict[str, Any], dict[str, runtime.Kind]]:
+def _generate(gm: GraphModule, kind: str, pieces: cut.Cut) -> tuple[str, dict[str, Any], dict[str, runtime.Kind]]:
     """The source text, the objects that it names, and for each part's name how it runs."""
     objects: dict[str, Any] = {"torch": torch}
-    constants = _constants(gm, objects)
+    constants = _constants(gm, kind, objects)
     texts: list[str] = []
     kinds: dict[str, runtime.Kind] = {}
     for part in pieces.parts:
@@ -109,22 +118,29 @@ def _generate(gm: GraphModule, pieces: cut.Cut) -> tuple[str, dict[str, Any], di
     return "\n\n".join(texts), objects, kinds
 
 
-def _constants(gm: GraphModule, objects: dict[str, Any]) -> dict[Node, str]:
+def _constants(gm: GraphModule, kind: str, objects: dict[str, Any]) -> dict[Node, str]:
     """Gives each get_attr node of ``gm`` a name in ``objects``; subgraphs that are called on the host are compiled, too."""
     names: dict[Node, str] = {}
     for node in gm.graph.find_nodes(op="get_attr"):
-        value: Any = gm
-        for attribute in str(node.target).split("."):
-            value = getattr(value, attribute)
+        value = _attribute(gm, node)
         name = names[node] = str(node.target).replace(".", "_")
         if isinstance(value, torch.nn.Parameter):
             value = value.detach()
+        elif isinstance(value, GraphModule) and any(cut.host_reason(user) for user in node.users):
+            value = Subgraph(value, f"{kind}, {node.target}")
         objects[name] = value
     return names
 
 
+def _attribute(gm: GraphModule, node: Node) -> Any:
+    value: Any = gm
+    for attribute in str(node.target).split("."):
+        value = getattr(value, attribute)
+    return value
+
+
 def _is_subgraph(gm: GraphModule, node: Node) -> bool:
-    return node.op == "get_attr" and isinstance(getattr(gm, str(node.target), None), torch.nn.Module)
+    return node.op == "get_attr" and isinstance(_attribute(gm, node), torch.nn.Module)
 
 
 def _part_source(gm: GraphModule, part: cut.Part, name: str, objects: dict[str, Any]) -> str:
@@ -174,9 +190,16 @@ def _call_source(graph: Graph, parts: list[cut.Part], constants: dict[Node, str]
             lines.append(f"del {listed(dead)}")
         call = f"part_{part.level}(given)"
         lines.append(f"{listed(part.outputs)}, = {call}" if part.outputs else call)
-    lines.append(f"return ({_results(outputs, names)})")
+    lines.append(f"return {_results(outputs, names)}")
     return "def call(inputs):\n" + "\n".join("    " + line for line in lines)
 
 
 def _results(outputs: Any, names: dict[Node, str]) -> str:
-    return "".join((names[value] if isinstance(value, Node) else repr(value)) + ", " for value in outputs)
+    """What follows ``return``: a tuple, or the one value that a condition of a loop gives."""
+
+    def shown(value: Any) -> str:
+        return names[value] if isinstance(value, Node) else repr(value)
+
+    if isinstance(outputs, (tuple, list)):
+        return "(" + "".join(shown(value) + ", " for value in outputs) + ")"
+    return shown(outputs)

@@ -16,8 +16,9 @@ from typing import Any
 
 
 def _dynamo_is_there() -> None:
-    from torch_neuronx.compile import default, device_interface
+    from torch_neuronx.compile import default, device_interface, tracing
 
+    tracing.register()
     device_interface.register()
     default.register()
 
