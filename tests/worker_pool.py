@@ -45,7 +45,6 @@ def _lost(job: Job, status: str, detail: str) -> dict[str, Any]:
     return {"op": job[0], "dtype": job[1], "status": status, **nothing, "seconds": 0.0, "failures": [detail]}
 
 
-<<<<<<< HEAD:tests/worker_pool.py
 def run_all(
     jobs: Iterable[Job], workers: int = 2, limit: float = 300, check: str = "tests.opinfo.check:check_variant"
 ) -> Iterator[dict[str, Any]]:
@@ -53,11 +52,6 @@ def run_all(
 
     ``check``: "module:function" of (op, dtype), whose result has ``as_dict()``. ``limit``: seconds for one variant, then its worker is
     killed and replaced.
-=======
-def run_all(jobs: Iterable[Job], workers: int = 2, limit: float = 300, module: str = "tests.opinfo.check") -> Iterator[dict[str, Any]]:
-    """Yields a result for each job, in order of completion. ``limit``: seconds for one variant, then its worker is killed and replaced.
-    ``module`` offers ``check_variant(op, dtype)``.
->>>>>>> 4c75552 (Compile: explain(), aot.save/load, Dynamo calls torch.neuron instead of tracing it, sub-Programs of cond and while_loop):tests/opinfo/pool.py
 
     Raises RuntimeError when a worker dies before its first job: then the device or the op table cannot even be imported.
     """
