@@ -57,4 +57,5 @@ PYBIND11_MODULE(_C, m) {
   bind_explain(m);
   bind_compiled_graph(m);
   bind_ipc(m);
+  bind_nki(m);
 }

@@ -1,0 +1,609 @@
+"""Vector engine: element-wise arithmetic, copies and selections. Reductions and searches are in `reduction.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_neuronx.nki import numerics, ops
+from torch_neuronx.nki.instruction import Engine, Instruction
+from torch_neuronx.nki.isa.constants import engine, reduce_cmd
+from torch_neuronx.nki.isa.elementwise import FP32_MIN, ReduceRegisters, binary, bit_operand, bitwise, is_bits, same_layout
+from torch_neuronx.nki.limits import (
+    INTEGER_32,
+    alu_op,
+    bits_need_integers,
+    dtype_in,
+    enum_member,
+    float32_operand,
+    float_operand,
+    no_packed,
+    not_both_psum,
+    on_chip,
+    op_in,
+    same_dtype,
+    same_elements,
+    same_partitions,
+    vector_operand,
+)
+from torch_neuronx.nki.memory import AccessPattern, MemoryRegion
+from torch_neuronx.nki.opcode import Call, opcode
+from torch_neuronx.nki.simulator import Binder, Step
+from torch_neuronx.nki.tensor import NkiTensor
+
+Number = float | int
+Vector = NkiTensor | float | int
+
+
+def _accesses(i: Instruction, *names: str) -> list[AccessPattern]:
+    found = [i.operands[name] for name in names]
+    assert all(isinstance(access, AccessPattern) for access in found)
+    return found  # type: ignore[return-value]
+
+
+def _any_psum(call: Call) -> bool:
+    return any(isinstance(a, AccessPattern) and a.region is MemoryRegion.psum for a in call.operands.values())
+
+
+# Copies.
+
+
+def _copy_engine(call: Call) -> Engine:
+    return Engine.vector
+
+
+@opcode(
+    "vector scalar gpsimd",
+    reads="src",
+    limits=[on_chip("dst", "src"), same_elements("dst", "src")],
+    choose=_copy_engine,
+    generations={"scalar": "trn2"},
+)
+def tensor_copy(dst: NkiTensor, src: NkiTensor, engine: Engine = engine.unknown, name: str | None = None) -> None:
+    """``dst = src`` on chip: bit by bit for equal dtypes, otherwise through float32."""
+
+
+@tensor_copy.semantics
+def _(i: Instruction, bind: Binder) -> Step:
+    dst, src = _accesses(i, "dst", "src")
+    shape = bind.shape(dst, src)
+    if dst.dtype is src.dtype:
+        source, put = bind.raw(src, shape), bind.raw_store(dst, shape)
+        return lambda: put(source())
+    if src.dtype.name in numerics.DIRECT:
+        target = bind.direct(dst, shape, src)
+        if target is not None:
+            source = bind.raw(src, shape)
+            return lambda: target.copy_(source())  # type: ignore[func-returns-value]
+    load, store = bind.load(src, shape), bind.store(dst, shape)
+    return lambda: store(load())
+
+
+def _predicate_shapes(call: Call) -> None:
+    dst, predicate = call.access("dst"), call.access("predicate")
+    if dst.partitions != predicate.partitions or dst.free_size != predicate.free_size:
+        call.fail(f"needs as many predicate elements as dst has: {predicate.shape} for {dst.shape}")
+    src = call["src"]
+    if isinstance(src, AccessPattern) and src.free_size not in (1, dst.free_size):
+        call.fail(f"src must be a number or have the elements of dst: {src.shape} for {dst.shape}")
+
+
+@opcode(
+    "vector",
+    reads="src predicate",
+    numbers="src",
+    read_write="",
+    limits=[
+        on_chip("dst", "src", "predicate"),
+        dtype_in("predicate", "uint8", "uint16", "uint32"),
+        same_dtype("dst", "src"),
+        _predicate_shapes,
+        not_both_psum("src", "predicate"),
+    ],
+)
+def tensor_copy_predicated(
+    dst: NkiTensor, src: Vector, predicate: NkiTensor, reverse_pred: bool = False, name: str | None = None
+) -> None:
+    """Copies ``src`` (tile or number) where ``predicate`` is not 0; other elements of ``dst`` keep their value."""
+
+
+@tensor_copy_predicated.semantics
+def _(i: Instruction, bind: Binder) -> Step:
+    dst, predicate = _accesses(i, "dst", "predicate")
+    src, flip = i.operands["src"], i.attrs["reverse_pred"]
+    same = isinstance(src, AccessPattern) and src.free_size == dst.free_size
+    shape = bind.shape(dst, predicate, src) if isinstance(src, AccessPattern) and same else bind.shape(dst, predicate)
+    old, mask, put = bind.raw(dst, shape), bind.raw(predicate, shape), bind.raw_store(dst, shape)
+    if isinstance(src, AccessPattern):
+        new = bind.raw(src, shape if same else (src.partitions, *(1,) * (len(shape) - 1)))
+    else:
+        constant = numerics.from_float(torch.tensor(float(src or 0)), dst.dtype)
+        new = lambda: constant  # noqa: E731
+    return lambda: put(torch.where((mask() != 0) ^ flip, new(), old()))
+
+
+def _memset_value(call: Call) -> None:
+    dst, value = call.access("dst"), call["value"]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if not isinstance(value, bool):
+            call.fail(f"value must be a compile-time number, got {type(value).__name__}", TypeError)
+        call.attrs["value"] = value = int(value)
+    if dst.dtype.kind == "packed" and value != 0:
+        call.fail(f"of {dst.dtype} sets 0 only, got {value}")
+    if dst.dtype.is_integer and isinstance(value, float) and not value.is_integer():
+        call.fail(f"value {value} is no integer, dst is {dst.dtype}", ValueError)
+
+
+@opcode("vector gpsimd", limits=[on_chip("dst"), _memset_value])
+def memset(dst: NkiTensor, value: Number, engine: Engine = engine.unknown, name: str | None = None) -> None:
+    """Fills ``dst`` with a compile-time number."""
+
+
+@memset.semantics
+def _(i: Instruction, bind: Binder) -> Step:
+    (dst,) = _accesses(i, "dst")
+    value, shape = i.attrs["value"], dst.shape
+    if dst.dtype.is_integer:
+        stored = numerics.from_bits(torch.tensor(int(value)), dst.dtype)
+    elif dst.dtype.kind == "packed":
+        stored = torch.zeros((), dtype=dst.dtype.storage)
+    else:
+        stored = numerics.from_float(torch.tensor(float(value)), dst.dtype)
+    if not dst.is_dynamic:
+        view = bind.view(dst)
+        if dst.dtype.storage.itemsize > 1:
+            number = stored.item()
+            return lambda: view.fill_(number)  # type: ignore[func-returns-value]
+        return lambda: view.copy_(stored)  # type: ignore[func-returns-value]
+    put = bind.raw_store(dst)
+    return lambda: put(stored.expand(shape))
+
+
+def _shuffle_mask(call: Call) -> None:
+    mask = [int(m) for m in call["shuffle_mask"]]
+    call.attrs["shuffle_mask"] = mask
+    if len(mask) != 32 or any(not (0 <= m < 32 or m == 255) for m in mask):
+        call.fail(f"shuffle_mask has 32 entries of 0 to 31, or 255 to keep the destination, got {mask}")
+
+
+@opcode(
+    "vector",
+    reads="src",
+    read_write="dst",
+    limits=[on_chip("dst", "src"), same_dtype("dst", "src"), _shuffle_mask, same_elements("dst", "src")],
+)
+def nc_stream_shuffle(dst: NkiTensor, src: NkiTensor, shuffle_mask: Any, name: str | None = None) -> None:
+    """In each quadrant of 32 partitions, partition ``i`` of ``dst`` takes partition ``shuffle_mask[i]`` of ``src``; 255 keeps ``dst[i]``."""
+
+
+@nc_stream_shuffle.semantics
+def _(i: Instruction, bind: Binder) -> Step:
+    dst, src = _accesses(i, "dst", "src")
+    p, mask = dst.partitions, i.attrs["shuffle_mask"]
+    pairs = [(q + k, q + m) for q in range(0, p, 32) for k, m in enumerate(mask) if m != 255 and q + k < p]
+    outside = [b for _, b in pairs if b >= src.partitions]
+    to = torch.tensor([a for a, b in pairs if b < src.partitions], dtype=torch.long)
+    source = torch.tensor([b for _, b in pairs if b < src.partitions], dtype=torch.long)
+    shape = (p, dst.free_size)
+    old, new, put = bind.raw(dst, shape), bind.raw(src, shape), bind.raw_store(dst, shape)
+    del outside  # partitions of the quadrant without data: what lies there is not defined, the destination stays
+
+    def step() -> None:
+        result = old().clone()
+        result.view(torch.uint8)[to] = new().contiguous().view(torch.uint8)[source]
+        put(result)
+
+    return step
+
+
+# Arithmetic.
+
+
+def _tensor_tensor_engine(call: Call) -> Engine:
+    names = {call.access(name).dtype.name for name in ("dst", "data1", "data2")}
+    if call.attrs["op"] == "power":
+        return Engine.gpsimd
+    if len(names) == 1 and names <= set(INTEGER_32) and not is_bits(call.attrs["op"]) and not _any_psum(call):
+        return Engine.gpsimd
+    return Engine.vector
+
+
+def _tensor_tensor_op(call: Call) -> None:
+    op = call.attrs["op"]
+    if op not in ops.ALU or ops.ALU[op].unary or op == "bypass":
+        call.fail(f"op={op} not supported; it needs a binary operator")
+    if op == "power" and call.engine is not Engine.gpsimd:
+        call.fail("op=power runs on the gpsimd engine only")
+
+
+@opcode(
+    "vector gpsimd",
+    reads="data1 data2",
+    limits=[
+        on_chip("dst", "data1", "data2"),
+        no_packed("dst", "data1", "data2"),
+        _tensor_tensor_op,
+        alu_op("op"),
+        same_elements("dst", "data1", "data2"),
+        not_both_psum("data1", "data2"),
+        bits_need_integers("dst", "data1", "data2"),
+    ],
+    choose=_tensor_tensor_engine,
+)
+def tensor_tensor(
+    dst: NkiTensor, data1: NkiTensor, data2: NkiTensor, op: Any, engine: Engine = engine.unknown, name: str | None = None
+) -> None:
+    """``dst = data1 op data2``, element by element; int32 and uint32 tiles are exact on GpSimd, float32 otherwise."""
+
+
+@tensor_tensor.semantics
+def _(i: Instruction, bind: Binder) -> Step:
+    dst, data1, data2 = _accesses(i, "dst", "data1", "data2")
+    op, shape = i.attrs["op"], bind.shape(dst, data1, data2)
+    if is_bits(op):
+        return _bits_step(bind, dst, shape, op, data1, data2)
+    if i.engine is Engine.gpsimd and {a.dtype.name for a in (dst, data1, data2)} <= set(INTEGER_32):
+        return _integer_step(bind, dst, data1, data2, op, shape)
+    function = ops.ALU[op].function
+    if ops.ALU[op].exact and same_layout(dst, data1, data2) and not data1.is_dynamic and not data2.is_dynamic:
+        target = bind.direct(dst, shape, data1, data2)
+        a, b = bind._try_view(data1, shape), bind._try_view(data2, shape)
+        if target is not None and a is not None and b is not None:
+            return lambda: function(a, b, out=target)  # type: ignore[return-value]
+    first, second, store = bind.load(data1, shape), bind.load(data2, shape), bind.store(dst, shape)
+    return lambda: store(function(first(), second()))
+
+
+def _bits_step(bind: Binder, dst: AccessPattern, shape: tuple[int, ...], op: str, a: AccessPattern, b: AccessPattern) -> Step:
+    function, dtype = bitwise(op, 8 * a.itemsize), dst.dtype
+    first, second, put = bind.raw(a, shape), bind.raw(b, shape), bind.raw_store(dst, shape)
+    one, two = a.dtype, b.dtype
+    return lambda: put(numerics.from_bits(function(numerics.bits(first(), one), numerics.bits(second(), two)), dtype))
+
+
+def _integer_step(bind: Binder, dst: AccessPattern, a: AccessPattern, b: AccessPattern, op: str, shape: tuple[int, ...]) -> Step:
+    first, second, put = bind.raw(a, shape), bind.raw(b, shape), bind.raw_store(dst, shape)
+    one, two, dtype, function = a.dtype, b.dtype, dst.dtype, ops.ALU[op].function
+    return lambda: put(
+        numerics.from_bits(function(numerics.as_integers(first(), one), numerics.as_integers(second(), two)).to(torch.int64), dtype)
+    )
+
+
+def _tensor_scalar_engine(call: Call) -> Engine:
+    return Engine.gpsimd if call.attrs["op0"] == "rsqrt" and not _any_psum(call) else Engine.vector
+
+
+def _tensor_scalar_ops(call: Call) -> None:
+    op0, op1 = call.attrs["op0"], call.attrs["op1"]
+    if op0 is None:
+        call.fail("needs op0")
+    if ops.ALU[op0].unary and not (call["operand0"] is None or call["operand0"] == 0):
+        call.fail(f"op0={op0} takes no operand: operand0 must be None or 0, got {call['operand0']}")
+    if not ops.ALU[op0].unary and call["operand0"] is None:
+        call.fail(f"op0={op0} needs operand0")
+    if op1 is None and call["operand1"] is not None:
+        call.fail("operand1 needs op1")
+    if op1 is not None and call["operand1"] is None and not ops.ALU[op1].unary:
+        call.fail(f"op1={op1} needs operand1")
+    if call.engine is Engine.scalar and (op0, op1) not in (("multiply", "add"), ("multiply", None), ("add", None)):
+        call.fail(f"on the scalar engine does multiply, add, or multiply then add, not {op0}, {op1}")
+    if is_bits(op0) and call.engine is not Engine.vector:
+        call.fail("bitwise operators run on the vector engine only")
+    if not is_bits(op0):
+        float32_operand("operand0", "operand1")(call) if not _integers_only(call) else None
+
+
+def _integers_only(call: Call) -> bool:
+    return all(a.dtype.is_integer for a in call.operands.values() if isinstance(a, AccessPattern))
+
+
+@opcode(
+    "vector scalar gpsimd",
+    reads="data operand0 operand1",
+    numbers="operand0 operand1",
+    limits=[
+        on_chip("dst", "data", "operand0", "operand1"),
+        no_packed("dst", "data"),
+        alu_op("op0", "op1"),
+        bits_need_integers("dst", "data"),
+        _tensor_scalar_ops,
+        same_elements("dst", "data"),
+        same_partitions("dst", "operand0", "operand1"),
+        vector_operand("operand0", "operand1"),
+    ],
+    choose=_tensor_scalar_engine,
+    generations={"scalar": "trn2"},
+)
+def tensor_scalar(
+    dst: NkiTensor,
+    data: NkiTensor,
+    op0: Any,
+    operand0: Vector | None,
+    reverse0: bool = False,
+    op1: Any = None,
+    operand1: Vector | None = None,
+    reverse1: bool = False,
+    engine: Engine = engine.unknown,
+    name: str | None = None,
+) -> None:
+    """``dst = (data op0 operand0) op1 operand1`` with numbers or ``[P, 1]`` tiles; the reverse flags swap an operator's operands."""
+
+
+@tensor_scalar.semantics
+def _(i: Instruction, bind: Binder) -> Step:
+    dst, data = _accesses(i, "dst", "data")
+    shape = bind.shape(dst, data)
+    op0, op1 = i.attrs["op0"], i.attrs["op1"]
+    if is_bits(op0):
+        return _bits_with_scalars(i, bind, dst, data, shape)
+    first = binary(op0, i.attrs["reverse0"])
+    a, load = bind.per_partition(i.operands["operand0"], len(shape)), bind.load(data, shape)
+    simple = op1 is None and not i.attrs["reverse0"] and ops.ALU[op0].exact and same_layout(dst, data)
+    if simple and (dst.dtype.name == "float32" or not isinstance(i.operands["operand0"], AccessPattern)):
+        target, source = bind.direct(dst, shape, data), bind._try_view(data, shape)
+        if target is not None and source is not None and not data.is_dynamic:
+            function = ops.ALU[op0].function
+            return lambda: function(source, a(), out=target)  # type: ignore[return-value]
+    store = bind.store(dst, shape)
+    if op1 is None:
+        return lambda: store(first(load(), a()))
+    second, b = binary(op1, i.attrs["reverse1"]), bind.per_partition(i.operands["operand1"], len(shape))
+    return lambda: store(second(first(load(), a()), b()))
+
+
+def _bits_with_scalars(i: Instruction, bind: Binder, dst: AccessPattern, data: AccessPattern, shape: tuple[int, ...]) -> Step:
+    width, rank, dtype, target = 8 * data.itemsize, len(shape), data.dtype, dst.dtype
+    steps = []
+    for k in ("0", "1"):
+        if i.attrs[f"op{k}"] is not None:
+            function = bitwise(i.attrs[f"op{k}"], width)
+            operand = bit_operand(bind, i.operands[f"operand{k}"], data, rank)
+            steps.append((function, operand, i.attrs[f"reverse{k}"]))
+    raw, put = bind.raw(data, shape), bind.raw_store(dst, shape)
+
+    def step() -> None:
+        value = numerics.bits(raw(), dtype)
+        for function, operand, reverse in steps:
+            other = operand()
+            value = function(torch.as_tensor(other), value) if reverse else function(value, other)
+        put(numerics.from_bits(value, target))
+
+    return step
+
+
+@opcode(
+    "vector",
+    reads="data operand0 operand1",
+    numbers="operand0",
+    limits=[
+        on_chip("dst", "data", "operand0", "operand1"),
+        no_packed("dst", "data", "operand1"),
+        op_in("op0", [name for name, row in ops.ALU.items() if row.kind == "arithmetic" and not row.unary]),
+        op_in("op1", [name for name, row in ops.ALU.items() if row.kind == "arithmetic" and not row.unary]),
+        alu_op("op0", "op1"),
+        same_elements("dst", "data", "operand1"),
+        same_partitions("dst", "operand0"),
+        vector_operand("operand0"),
+        not_both_psum("data", "operand1"),
+    ],
+)
+def scalar_tensor_tensor(
+    dst: NkiTensor,
+    data: NkiTensor,
+    op0: Any,
+    operand0: Vector,
+    op1: Any,
+    operand1: NkiTensor,
+    reverse0: bool = False,
+    reverse1: bool = False,
+    name: str | None = None,
+) -> None:
+    """``dst = (data op0 operand0) op1 operand1``: a number or ``[P, 1]`` tile, then a tile of the shape of ``data``."""
+
+
+@scalar_tensor_tensor.semantics
+def _(i: Instruction, bind: Binder) -> Step:
+    dst, data, other = _accesses(i, "dst", "data", "operand1")
+    shape = bind.shape(dst, data, other)
+    first, second = binary(i.attrs["op0"], i.attrs["reverse0"]), binary(i.attrs["op1"], i.attrs["reverse1"])
+    load, a, b = bind.load(data, shape), bind.per_partition(i.operands["operand0"], len(shape)), bind.load(other, shape)
+    store = bind.store(dst, shape)
+    return lambda: store(second(first(load(), a()), b()))
+
+
+@opcode("vector", reads="data", limits=[on_chip("dst", "data"), no_packed("dst", "data"), same_elements("dst", "data")])
+def reciprocal(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None:
+    """``dst = 1 / data``."""
+
+
+@reciprocal.semantics
+def _(i: Instruction, bind: Binder) -> Step:
+    dst, data = _accesses(i, "dst", "data")
+    shape = bind.shape(dst, data)
+    load, store = bind.load(data, shape), bind.store(dst, shape)
+    return lambda: store(torch.reciprocal(load()))
+
+
+# Selections.
+
+_ANY_EXP = (
+    "float8_e4m3 float8_e4m3fn float8_e5m2 float16 bfloat16 float32 tfloat32 int8 int16 int32 uint8 uint16".split()
+)
+
+
+def _reduce_init(call: Call) -> None:
+    loads = call["reduce_cmd"] is reduce_cmd.load_reduce
+    given = call["reduce_init"]
+    if loads and given is None:
+        call.fail("reduce_cmd load_reduce needs reduce_init")
+    if not loads and isinstance(given, AccessPattern):
+        call.fail("reduce_init goes with reduce_cmd load_reduce only")
+
+
+@opcode(
+    "vector",
+    writes="dst reduce_res",
+    reads="src max_value reduce_init",
+    numbers="max_value reduce_init",
+    since="trn3",
+    accumulator="vector",
+    limits=[
+        on_chip("dst", "src"),
+        dtype_in("dst", *_ANY_EXP),
+        dtype_in("src", *_ANY_EXP, "uint32"),
+        same_elements("dst", "src"),
+        vector_operand("max_value", "reduce_res", "reduce_init"),
+        float32_operand("max_value"),
+        float_operand("reduce_res"),
+        enum_member("reduce_cmd", reduce_cmd),
+        _reduce_init,
+    ],
+)
+def exponential(
+    dst: NkiTensor,
+    src: NkiTensor,
+    max_value: Vector = 0.0,
+    reduce_res: NkiTensor | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    reduce_init: Vector = 0.0,
+    name: str | None = None,
+) -> None:
+    """``dst = exp(src - max_value)``; the sum over the free dimensions may go through the reduce registers into ``reduce_res``."""
+
+
+@exponential.semantics
+def _(i: Instruction, bind: Binder) -> Step:
+    dst, src = _accesses(i, "dst", "src")
+    shape = bind.shape(dst, src)
+    load, store, peak = bind.load(src, shape), bind.store(dst, shape), bind.per_partition(i.operands["max_value"], len(shape))
+    registers = ReduceRegisters(
+        bind, "vector", dst, i.attrs["reduce_cmd"], "add", i.operands["reduce_res"], i.operands["reduce_init"]
+    )
+
+    def step() -> None:
+        value = torch.exp(load() - peak())
+        store(value)
+        registers.update(value)
+
+    return step
+
+
+@opcode(
+    "vector",
+    writes="dst reduce_res",
+    reads="predicate on_true on_false",
+    numbers="on_false",
+    accumulator="vector",
+    limits=[
+        on_chip("dst", "predicate", "on_true"),
+        dtype_in("predicate", "int8", "uint8", "int16", "uint16"),
+        dtype_in("on_true", *(n for n in _ANY_EXP if n not in ("tfloat32", "int32"))),
+        same_elements("dst", "predicate", "on_true"),
+        vector_operand("on_false", "reduce_res"),
+        float32_operand("on_false"),
+        float_operand("reduce_res"),
+        op_in("reduce_op", ["maximum"]),
+        enum_member("reduce_cmd", reduce_cmd),
+        not_both_psum("on_true", "predicate"),
+    ],
+)
+def select_reduce(
+    dst: NkiTensor,
+    predicate: NkiTensor,
+    on_true: NkiTensor,
+    on_false: Vector,
+    reduce_res: NkiTensor | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    reduce_op: Any = torch.maximum,
+    reverse_pred: bool = False,
+    name: str | None = None,
+) -> None:
+    """``dst = where(predicate, on_true, on_false)``; the maximum over the free dimensions may go into ``reduce_res``."""
+
+
+@select_reduce.semantics
+def _(i: Instruction, bind: Binder) -> Step:
+    dst, predicate, on_true = _accesses(i, "dst", "predicate", "on_true")
+    shape = bind.shape(dst, predicate, on_true)
+    mask, yes, store = bind.raw(predicate, shape), bind.load(on_true, shape), bind.store(dst, shape)
+    no, flip = bind.per_partition(i.operands["on_false"], len(shape)), i.attrs["reverse_pred"]
+    registers = ReduceRegisters(bind, "vector", dst, i.attrs["reduce_cmd"], "maximum", i.operands["reduce_res"])
+
+    def step() -> None:
+        value = torch.where((mask() != 0) ^ flip, yes(), no())
+        store(value)
+        registers.update(value)
+
+    return step
+
+
+def _range_fill(call: Call) -> None:
+    fill = call["on_false_value"]
+    if abs(float(fill) - FP32_MIN) > 1e31:
+        call.fail(f"on_false_value must be -3.4028235e38 (the smallest float32), got {fill}")
+    if not isinstance(call["range_start"], int):
+        call.fail(f"range_start must be a compile-time int, got {call['range_start']!r}", TypeError)
+    last = call["range_start"] + call.access("on_true_tile").free_size
+    if last > 1 << 24:
+        call.fail(f"compares indices in float32: they must stay below 2^24, got {last}")
+
+
+_COMPARE = ("equal", "less", "less_equal", "greater", "greater_equal")
+
+
+@opcode(
+    "vector",
+    writes="dst reduce_res",
+    reads="on_true_tile bound0 bound1",
+    since="trn2",
+    accumulator="vector",
+    limits=[
+        on_chip("dst", "on_true_tile", "bound0", "bound1"),
+        float_operand("dst", "on_true_tile", "reduce_res"),
+        op_in("comp_op0", _COMPARE),
+        op_in("comp_op1", _COMPARE),
+        op_in("reduce_op", ["maximum"]),
+        same_elements("dst", "on_true_tile"),
+        same_partitions("dst", "bound0", "bound1", "reduce_res"),
+        vector_operand("bound0", "bound1", "reduce_res"),
+        float32_operand("bound0", "bound1"),
+        enum_member("reduce_cmd", reduce_cmd),
+        _range_fill,
+    ],
+)
+def range_select(
+    dst: NkiTensor,
+    on_true_tile: NkiTensor,
+    comp_op0: Any,
+    comp_op1: Any,
+    bound0: NkiTensor,
+    bound1: NkiTensor,
+    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
+    reduce_res: NkiTensor | None = None,
+    reduce_op: Any = torch.maximum,
+    range_start: int = 0,
+    on_false_value: float = FP32_MIN,
+    name: str | None = None,
+) -> None:
+    """Keeps the elements whose free index (from ``range_start``) passes both comparisons, else the smallest float32; maximum into
+    ``reduce_res``."""
+
+
+@range_select.semantics
+def _(i: Instruction, bind: Binder) -> Step:
+    dst, tile, low, high = _accesses(i, "dst", "on_true_tile", "bound0", "bound1")
+    shape = (dst.partitions, dst.free_size)
+    load, store = bind.load(tile, shape), bind.store(dst, shape)
+    a, b = bind.load(low, (low.partitions, 1)), bind.load(high, (high.partitions, 1))
+    first, second = ops.ALU[i.attrs["comp_op0"]].function, ops.ALU[i.attrs["comp_op1"]].function
+    index = (torch.arange(shape[1]) + i.attrs["range_start"]).float()
+    registers = ReduceRegisters(bind, "vector", dst, i.attrs["reduce_cmd"], "maximum", i.operands["reduce_res"])
+
+    def step() -> None:
+        keep = (first(index, a()) != 0) & (second(index, b()) != 0)
+        value = torch.where(keep, load(), FP32_MIN)
+        store(value)
+        registers.update(value)
+
+    return step
