@@ -29,6 +29,7 @@ $(VENV)/.requirements: requirements/build.txt requirements/run.txt requirements/
 # The install is a .pth file and the entry points, nothing is compiled here; so an edit of a Python file needs no new install.
 $(VENV)/.installed: $(VENV)/.requirements pyproject.toml
 	$(NO_AUTOLOAD) $(PY) -m pip install --disable-pip-version-check -q --no-build-isolation --no-deps -Cwheel.cmake=false -e .
+	@echo "$(CURDIR)/torch_neuronx/nki/names" > "$$($(NO_AUTOLOAD) $(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torchneuron_nki.pth"
 	@touch $@
 
 build: ## compile what changed in csrc/ into torch_neuronx/

@@ -21,7 +21,7 @@ def register(package: ModuleType) -> None:
     global _failure
     try:
         _require_extension(package)
-        from torch_neuronx import _C, _comm, _exit, _surface, ipc
+        from torch_neuronx import _C, _comm, _exit, _nki_names, _surface, ipc
         from torch_neuronx.compile import hook
 
         _C._register_front_end()
@@ -29,6 +29,7 @@ def register(package: ModuleType) -> None:
             setattr(package, name, getattr(_surface, name))
         _comm.offer()
         _exit.register()
+        _nki_names.offer()
         ipc.register()
         hook.install()
     except Exception as error:

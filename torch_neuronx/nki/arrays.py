@@ -29,7 +29,7 @@ def dtype_of(value: Any) -> DType:
 
 
 def _numpy_name(dtype: Any) -> Any:
-    return getattr(dtype, "metadata", None) and dtype.metadata.get("nki") or getattr(dtype, "name", dtype)
+    return (getattr(dtype, "metadata", None) and dtype.metadata.get("nki")) or getattr(dtype, "name", dtype)
 
 
 def from_numpy(array: np.ndarray) -> tuple[torch.Tensor, DType]:

@@ -1,7 +1,7 @@
 """What every instruction is held to, while a kernel is traced; `limits.py` has the rules of single rows.
 
-Three kinds of rule: where an operand may lie (``_pattern``), what must have been written before it is read (``_WrittenMask``), and which bytes
-tensors at explicit addresses share (``_Clobbers``). Capacity and the cores' order are looked at when the trace has ended
+Three kinds of rule: where an operand may lie (``_pattern``), what must have been written before it is read (``_WrittenMask``), and which
+bytes tensors at explicit addresses share (``_Clobbers``). Capacity and the cores' order are looked at when the trace has ended
 (`liveness.py`, `races.py`).
 """
 
@@ -72,7 +72,8 @@ class Checker:
             limit = PSUM_BYTES if buffer.region is MemoryRegion.psum else self.tracer.target.sbuf_bytes
             if buffer.free_bytes > limit:
                 self.report(
-                    f"{buffer.name} takes {buffer.free_bytes} bytes per partition; {buffer.region} of {self.tracer.target.name} has {limit}",
+                    f"{buffer.name} takes {buffer.free_bytes} bytes per partition; "
+                    f"{buffer.region} of {self.tracer.target.name} has {limit}",
                     source_line(),
                 )
 
@@ -114,11 +115,13 @@ class Checker:
                 self._start_partition(i, name, access)
                 if len(access.free_pattern) > MAX_FREE_DIMS:
                     self.report(
-                        f"{i.opcode} {name} walks {len(access.free_pattern)} free dimensions; instructions have at most {MAX_FREE_DIMS}", i.line
+                        f"{i.opcode} {name} walks {len(access.free_pattern)} free dimensions; instructions have at most {MAX_FREE_DIMS}",
+                        i.line,
                     )
                 if access.free_size > MAX_FREE[buffer.region]:
                     self.report(
-                        f"{i.opcode} {name} free size {access.free_size} exceeds {MAX_FREE[buffer.region]} elements in {buffer.region}", i.line
+                        f"{i.opcode} {name} free size {access.free_size} exceeds {MAX_FREE[buffer.region]} elements in {buffer.region}",
+                        i.line,
                     )
         self._bounds(i, name, access)
 
@@ -143,9 +146,11 @@ class Checker:
         first, last = access.span()
         total = buffer.size * buffer.dtype.bytes // access.itemsize
         if first < 0 or last >= total:
-            self.report(f"Out-of-bound access: {i.opcode} {name} {access} touches element {last if last >= total else first} of {total}", i.line)
+            self.report(
+                f"Out-of-bound access: {i.opcode} {name} {access} touches element {last if last >= total else first} of {total}", i.line
+            )
         if buffer.region.on_chip:
-            begin, end = access.free_span()
+            _, end = access.free_span()
             free = access.buffer_free
             if end >= free and not _walks_partitions_only(access):
                 self.report(f"Out-of-bound access: {i.opcode} {name} {access} leaves the partition of {free} elements", i.line)

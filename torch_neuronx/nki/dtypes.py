@@ -1,7 +1,7 @@
 """The dtypes of NKI: names, sizes, and how a value is stored in host memory.
 
-A dtype is its name, a ``str``, as AWS documents it: ``nl.bfloat16 == "bfloat16"``. :func:`dtype` accepts what kernels and callers use for one
-(names, NumPy and PyTorch dtypes, JAX scalar types) and gives the :class:`DType` behind it.
+A dtype is its name, a ``str``, as AWS documents it: ``nl.bfloat16 == "bfloat16"``. :func:`dtype` accepts what kernels and callers use for
+one (names, NumPy and PyTorch dtypes, JAX scalar types) and gives the :class:`DType` behind it.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import importlib
 import inspect
 import math
 import os
@@ -47,11 +48,15 @@ class Kernel:
     ``kernel(...)`` runs on one core, ``kernel[2](...)`` on the two physical cores of a logical one.
     """
 
-    def __init__(self, function: Callable[..., Any], grid: tuple[int, ...] = (), schedule: Any = None, beta1: bool = False) -> None:
+    is_beta1 = False  # the beta-1 front end: grids of any size, and a compiler that places and orders what the kernel does not
+    tensor_class: type[NkiTensor] = NkiTensor  # of arguments
+
+    __name__: str
+
+    def __init__(self, function: Callable[..., Any], grid: tuple[int, ...] = (), schedule: Any = None) -> None:
         self.func = function
         self.grid = grid
         self.schedule = dict(schedule or {})
-        self.beta1 = beta1
         self._cache: dict[Any, tuple[TracedKernel, Simulator]] = {}
         self._lock = threading.RLock()
         functools.update_wrapper(self, function)
@@ -61,11 +66,11 @@ class Kernel:
         """The kernel launched on a grid: the number of physical cores, 1 or 2."""
         sizes = grid if isinstance(grid, tuple) else (grid,)
         sizes = tuple(_grid_size(size) for size in sizes)
-        if not self.beta1 and (len(sizes) != 1 or sizes[0] not in (1, 2)):
+        if not self.is_beta1 and (len(sizes) != 1 or sizes[0] not in (1, 2)):
             raise NkiValidationError(f"{self.__name__}[{grid}]: a launch has 1 or 2 physical cores (the LNC degree)")
         known = self.__dict__.setdefault("_grids", {})
         if sizes not in known:
-            known[sizes] = Kernel(self.func, sizes, self.schedule, self.beta1)
+            known[sizes] = type(self)(self.func, sizes, self.schedule)
         return known[sizes]
 
     def with_schedule(self, edges: Sequence[tuple[str, Any]]) -> Kernel:
@@ -73,7 +78,7 @@ class Kernel:
         schedule: dict[str, list[str]] = {}
         for consumer, producers in edges:
             schedule.setdefault(consumer, []).extend([producers] if isinstance(producers, str) else producers)
-        return Kernel(self.func, self.grid, schedule, self.beta1)
+        return type(self)(self.func, self.grid, schedule)
 
     @property
     def lnc(self) -> int:
@@ -97,8 +102,7 @@ class Kernel:
 
     def profile(self, *args: Any, target: str | None = None, **kwargs: Any) -> Any:
         """The modelled schedule of the kernel for these arguments; see ``torch_neuronx.nki.profile``."""
-        from torch_neuronx.nki import profile
-
+        profile = importlib.import_module("torch_neuronx.nki.profile")
         return profile.profile(self.trace(*args, target=target, **kwargs))
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any, inspect.BoundArguments]:
@@ -151,7 +155,7 @@ class Kernel:
 
     def run_on_host(self, traced: TracedKernel, simulator: Simulator, leaves: list[Any]) -> Any:
         memory = [arrays.argument(leaf) for leaf in leaves]
-        with self._lock:
+        with simulator.lock:
             flat = simulator.run([m.memory for m in memory])
         for index in traced.written_inputs:
             memory[index].copy_back()
@@ -209,20 +213,21 @@ def trace_kernel(kernel: Kernel, specs: Sequence[_Spec], structure: Any, bound: 
         Buffer(shared.next_id(), names[k], region, spec.shape or (1,), spec.dtype, "input", input_index=k) for k, spec in enumerate(specs)
     ]
     programs, results, buffers = [], [], list(inputs)
+    written: dict[Buffer, Any] = {}
     for core in range(kernel.lnc):
         tracer = Tracer(kernel.__name__, on, kernel.grid, _program_ids(kernel.grid, core), shared, core)
-        tracer.schedule, tracer.beta1 = kernel.schedule, kernel.beta1
+        tracer.schedule, tracer.beta1 = kernel.schedule, kernel.is_beta1
         if core:
-            tracer.check.written.update({b: m for b, m in written.items() if b.region is MemoryRegion.shared_hbm})  # noqa: F821
+            tracer.check.written.update({b: m for b, m in written.items() if b.region is MemoryRegion.shared_hbm})
         with trace.tracing(tracer):
-            arguments = _rebuilt(structure, [_input_tensor(kernel, b) for b in inputs])
+            arguments = _rebuilt(structure, [kernel.tensor_class.whole(b) for b in inputs])
             results.append(_call(kernel, bound, arguments))
         written = tracer.check.written
         programs.append(tracer.nodes)
         buffers += [b for b in tracer.buffers if b not in buffers]
-        if tracer.check.mode == "error" and not kernel.beta1:
+        if tracer.check.mode == "error" and not kernel.is_beta1:
             liveness.check_capacity(tracer.nodes, on)
-    if len(programs) > 1 and check.mode() == "error" and not kernel.beta1:
+    if len(programs) > 1 and check.mode() == "error" and not kernel.is_beta1:
         races.check_cores(programs)
     outputs: list[NkiTensor] = []
     result = _outputs(kernel, results[0], outputs, written)
@@ -230,16 +235,8 @@ def trace_kernel(kernel: Kernel, specs: Sequence[_Spec], structure: Any, bound: 
 
 
 def _call(kernel: Kernel, bound: inspect.BoundArguments, arguments: dict[str, Any]) -> Any:
-    args = inspect.BoundArguments(bound.signature, arguments)  # type: ignore[arg-type]
+    args = inspect.BoundArguments(bound.signature, arguments)
     return kernel.func(*args.args, **args.kwargs)
-
-
-def _input_tensor(kernel: Kernel, buffer: Buffer) -> NkiTensor:
-    if kernel.beta1:
-        from torch_neuronx.nki.beta1.tile import Tile
-
-        return Tile.whole(buffer)
-    return NkiTensor.whole(buffer)
 
 
 def _outputs(kernel: Kernel, returned: Any, outputs: list[NkiTensor], written: dict[Buffer, Any]) -> Any:
@@ -248,7 +245,9 @@ def _outputs(kernel: Kernel, returned: Any, outputs: list[NkiTensor], written: d
         buffer = returned.storage
         where = f"{kernel.func.__code__.co_filename}:{kernel.func.__code__.co_firstlineno}: {kernel.__name__}"
         if buffer.region.on_chip or (buffer.region is not MemoryRegion.shared_hbm and buffer.input_index < 0 and not _lenient(kernel)):
-            raise NkiValidationError(f"{where} returns {buffer.name}, which is in {buffer.region}; returned tensors must be in nl.shared_hbm")
+            raise NkiValidationError(
+                f"{where} returns {buffer.name}, which is in {buffer.region}; returned tensors must be in nl.shared_hbm"
+            )
         if buffer.role == "scratch":
             buffer.role = "output"
             mask = written.get(buffer)
@@ -266,7 +265,7 @@ def _outputs(kernel: Kernel, returned: Any, outputs: list[NkiTensor], written: d
 
 
 def _lenient(kernel: Kernel) -> bool:
-    return kernel.beta1 or os.environ.get("TORCH_NEURONX_NKI_RETURN_HBM") == "1"
+    return kernel.is_beta1 or os.environ.get("TORCH_NEURONX_NKI_RETURN_HBM") == "1"
 
 
 def _grid_size(size: Any) -> int:
@@ -351,12 +350,14 @@ def _frozen(value: Any) -> Any:
         return "dict", tuple((k, _frozen(v)) for k, v in value.items())
     if isinstance(value, functools.partial):
         return "partial", value.func, _frozen(value.args), _frozen(value.keywords)
-    if dataclasses.is_dataclass(value) or type(value).__eq__ is object.__eq__ and hasattr(value, "__dict__") and not callable(value):
+    if dataclasses.is_dataclass(value) or ("__eq__" not in vars(type(value)) and hasattr(value, "__dict__") and not callable(value)):
         return type(value), tuple((k, _frozen(v)) for k, v in sorted(vars(value).items()))
     try:
         hash(value)
     except TypeError:
-        raise TypeError(f"a kernel argument of type {type(value).__name__} can neither be hashed nor taken apart; pass numbers or tuples") from None
+        raise TypeError(
+            f"a kernel argument of type {type(value).__name__} can neither be hashed nor taken apart; pass numbers or tuples"
+        ) from None
     return value
 
 

@@ -44,9 +44,7 @@ def same_partitions(*names: str) -> Limit:
         found = _present(call, names)
         for name, access in found[1:]:
             if access.partitions != found[0][1].partitions:
-                call.fail(
-                    f"needs equal partition counts: {found[0][0]} has {found[0][1].partitions}, {name} has {access.partitions}"
-                )
+                call.fail(f"needs equal partition counts: {found[0][0]} has {found[0][1].partitions}, {name} has {access.partitions}")
 
     return check
 

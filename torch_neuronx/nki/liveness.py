@@ -58,7 +58,8 @@ def check_capacity(nodes: Sequence[Node], target: Target) -> None:
             if buffer.region is region and buffer.address is None:
                 need = _bytes(buffer)
                 events += [(life.first, 1, need, buffer), (life.last + 1, 0, -need, buffer)]
-        live, total = set(), 0
+        live: set[Buffer] = set()
+        total = 0
         for position, opens, need, buffer in sorted(events, key=lambda e: (e[0], e[1])):
             total += need
             (live.add if opens else live.discard)(buffer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -283,7 +284,7 @@ def _disjoint_grids(a: AccessPattern, b: AccessPattern) -> bool:
             if count > 1 and stride:
                 box[abs(stride)][1] += count - 1
         # A walk that leaves its own stride's digit makes digits incomparable.
-        for outer, inner in zip(strides, strides[1:], strict=False):
+        for outer, inner in itertools.pairwise(strides):
             if outer % inner or box[inner][1] >= outer // inner:
                 return False
         ranges.append(box)

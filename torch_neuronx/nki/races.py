@@ -1,6 +1,7 @@
 """Two cores of one launch touch the same shared HBM: who is first?
 
-Only ``core_barrier``, ``sendrecv`` and collectives order the cores. Between two of them, a byte that one core writes must not be touched by the other.
+Only ``core_barrier``, ``sendrecv`` and collectives order the cores. Between two of them, a byte that one core writes must not be touched by
+the other.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def check_cores(programs: Sequence[Sequence[Node]]) -> None:
     phases = [_phases(nodes) for nodes in programs]
     if len({len(p) for p in phases}) > 1:
         counts = ", ".join(f"{len(p) - 1} on core {core}" for core, p in enumerate(phases))
-        raise NkiValidationError(f"the cores of the launch synchronise a different number of times ({counts}): one of them would wait for ever")
+        raise NkiValidationError(
+            f"the cores of the launch synchronise a different number of times ({counts}): one of them would wait for ever"
+        )
     for phase in zip(*phases, strict=True):
         for core, mine in enumerate(phase):
             for theirs in phase[core + 1 :]:
@@ -58,8 +61,8 @@ def _compare(buffer: Buffer, mine: list[Touch], theirs: list[Touch]) -> None:
     for a, access, a_writes in mine:
         for b, other, b_writes in theirs:
             if (a_writes or b_writes) and access.overlaps(other):
-                verb = "writes" if b_writes else "reads"
+                verb, first = ("writes" if writes else "reads" for writes in (b_writes, a_writes))
                 raise NkiValidationError(
-                    f"{b.line}: race between cores: core {b.core} {verb} {other}, which core {a.core} {'writes' if a_writes else 'reads'} at "
+                    f"{b.line}: race between cores: core {b.core} {verb} {other}, which core {a.core} {first} at "
                     f"{a.line} with no nisa.core_barrier between them"
                 )

@@ -1,13 +1,14 @@
 """A traced kernel bound to memory, and its replay.
 
-Binding goes through the instructions once and keeps what each row's ``run`` returns; a replay calls these one after the other. Views are made
-while binding. HBM tensors that come from the caller are *slots*: views exist before the memory does, a replay only points them at it.
+Binding goes through the instructions once and keeps what each row's ``run`` returns; a replay calls these one after the other. Views are
+made while binding. HBM tensors that come from the caller are *slots*: views exist before the memory does, a replay only points them at it.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from torch_neuronx.nki.opcode import OPCODES
 from torch_neuronx.nki.target import PARTITIONS, PSUM_BYTES
 from torch_neuronx.nki.trace import TracedKernel
 
-Step = Callable[[], None]
+Step = Callable[[], Any]
 Load = Callable[[], torch.Tensor]
 Store = Callable[[torch.Tensor], None]
 
@@ -77,6 +78,7 @@ class Simulator:
         self._point: Callable[..., None] = _C._nki_point_slot
         self.slots: dict[Buffer, torch.Tensor] = {}
         self._make_slot: Callable[[int], torch.Tensor] = _C._nki_make_slot
+        self.lock = threading.RLock()
         self.outputs = [b for b in traced.buffers if b.role == "output"]
         self.shared: dict[Buffer, torch.Tensor] = {}
         self.cores = [Binder(self, core, nodes) for core, nodes in enumerate(traced.instructions)]
@@ -91,7 +93,7 @@ class Simulator:
         """Replays the kernel once.
 
         Args:
-            inputs: contiguous tensors on the CPU or on ``neuron`` (drained), in the order of ``traced.inputs``; written where the kernel does.
+            inputs: contiguous tensors on the CPU or on ``neuron`` (drained), in the order of ``traced.inputs``; the kernel writes to them.
 
         Returns:
             One new flat uint8 tensor on the CPU for each of ``self.outputs``.
@@ -101,12 +103,17 @@ class Simulator:
 
     def run_into(self, inputs: Sequence[torch.Tensor], results: list[torch.Tensor]) -> list[torch.Tensor]:
         self.start(inputs, results)
-        if self._meet:
-            _run_together(self.cores)
-        else:
-            for core in self.cores:
-                core.execute(core.steps)
-        self.finish()
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # a tile is too small to share: a team of threads costs more than it saves, above all on busy cores
+        try:
+            if self._meet:
+                _run_together(self.cores)
+            else:
+                for core in self.cores:
+                    core.execute(core.steps)
+        finally:
+            torch.set_num_threads(threads)
+            self.finish()
         return results
 
     def start(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
@@ -115,7 +122,7 @@ class Simulator:
                 self._point(self.slots[buffer], tensor)
         for buffer, tensor in zip(self.outputs, results, strict=True):
             if buffer.needs_fill and tensor.numel():
-                fill_unwritten(tensor.view(buffer.dtype.storage) if tensor.device.type == "cpu" else self.slots[buffer], buffer.dtype)
+                fill_unwritten(self.slot(buffer).view(buffer.dtype.storage), buffer.dtype)
         for core in self.cores:
             core.reset()
 
@@ -150,7 +157,8 @@ def _run_together(cores: Sequence[Binder]) -> None:
             return
         if len(waiting) < len(arrived):
             raise NkiValidationError(
-                f"{waiting[0].instruction.line}: {waiting[0].instruction.opcode} waits for a core that has ended: the cores took different paths"
+                f"{waiting[0].instruction.line}: {waiting[0].instruction.opcode} waits for a core that has ended: "
+                "the cores took different paths"
             )
         if len({a.instruction.opcode for a in waiting}) > 1:
             lines = ", ".join(f"{a.instruction.opcode} at {a.instruction.line}" for a in waiting)
@@ -214,7 +222,12 @@ class Binder:
         found: list[Step] = []
         for access in (*node.reads, *node.writes):
             buffer = access.buffer
-            if buffer.needs_fill and buffer.role == "scratch" and self._lives[buffer].first == self._position and buffer not in self._storage:
+            if (
+                buffer.needs_fill
+                and buffer.role == "scratch"
+                and self._lives[buffer].first == self._position
+                and buffer not in self._storage
+            ):
                 whole = AccessPattern(buffer, buffer.dtype, 0, ((buffer.free, buffer.partitions), (1, buffer.free)))
                 found.append(functools.partial(fill_unwritten, self.view(whole), buffer.dtype))
         return found

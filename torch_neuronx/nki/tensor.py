@@ -184,7 +184,8 @@ class NkiTensor:
     def _bounds(self, dim: int, first: int, last: int, count: int) -> None:
         if first < 0 or last >= count:
             raise self._refuse(
-                f"Out-of-bound access for tensor {self.name} on dimension {dim}: index range [{first},{last}] exceed dimension size of {count}"
+                f"Out-of-bound access for tensor {self.name} on dimension {dim}: "
+                f"index range [{first},{last}] exceed dimension size of {count}"
             )
 
     def _scalar_offset(self, value: Any, scale: int, dim: int, limit: int) -> DynamicOffset:
@@ -307,11 +308,9 @@ class NkiTensor:
         if sorted(wanted) != sorted(names) or len(names) != view.ndim:
             raise self._refuse(f"rearrange: {tuple(source)} -> {tuple(result)} does not fit shape {self.shape}")
         view = view.permute([names.index(part) for part in wanted])
-        dim = 0
-        for entry in result:
+        for dim, entry in enumerate(result):
             if not isinstance(entry, str) and len(entry) > 1:
                 view = view.reshape((*view.shape[:dim], math.prod(sizes[p] for p in entry), *view.shape[dim + len(entry) :]))
-            dim += 1
         return view
 
     def view(self, dtype: Any) -> NkiTensor:

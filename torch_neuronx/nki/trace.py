@@ -57,7 +57,9 @@ class TracedKernel:
 class Tracer:
     """Writes down one core's instructions. There is one per thread while a kernel function runs: :func:`current`."""
 
-    def __init__(self, name: str, target: Target, grid: tuple[int, ...], program: tuple[int, ...], shared: SharedBuffers, core: int) -> None:
+    def __init__(
+        self, name: str, target: Target, grid: tuple[int, ...], program: tuple[int, ...], shared: SharedBuffers, core: int
+    ) -> None:
         from torch_neuronx.nki.check import Checker
 
         self.name = name
@@ -158,7 +160,9 @@ class Tracer:
 
     def close_loop(self, loop: Loop) -> None:
         if not self.loops or self.loops[-1] is not loop:
-            raise NkiValidationError(f"{loop.line}: dynamic loops must end in the reverse order of their beginning; `break` is not supported")
+            raise NkiValidationError(
+                f"{loop.line}: dynamic loops must end in the reverse order of their beginning; `break` is not supported"
+            )
         self.loops.pop()
         self._open.pop()
 
@@ -213,7 +217,9 @@ def current(what: str = "an NKI function") -> Tracer:
     """
     tracer = active()
     if tracer is None:
-        raise NkiValidationError(f"{what} was called outside a kernel. Decorate the function with @nki.jit and call it, or use nki.simulate")
+        raise NkiValidationError(
+            f"{what} was called outside a kernel. Decorate the function with @nki.jit and call it, or use nki.simulate"
+        )
     return tracer
 
 
@@ -269,9 +275,8 @@ def _user_frame() -> Any:
     frame = sys._getframe(1)
     while frame is not None and frame.f_back is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(_HERE) or name.startswith(_KERNELS):
-            if "contextlib" not in name:
-                return frame
+        if (not name.startswith(_HERE) or name.startswith(_KERNELS)) and "contextlib" not in name:
+            return frame
         frame = frame.f_back
     return frame
 

@@ -1,4 +1,5 @@
-"""``nki.isa``: the instructions of a NeuronCore. Each public function is a row of the opcode table (``torch_neuronx.nki.opcode.OPCODES``)."""
+# ruff: noqa: F401
+"""``nki.isa``: the instructions of a NeuronCore. Each function is a row of the opcode table (``torch_neuronx.nki.opcode.OPCODES``)."""
 
 from torch_neuronx.nki.errors import NkiValidationError
 from torch_neuronx.nki.instruction import Instruction as NkiInstruction

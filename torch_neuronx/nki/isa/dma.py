@@ -56,7 +56,9 @@ def _indices(call: Call) -> None:
 def _same_count(call: Call) -> None:
     dst, src = call.access("dst"), call.access("src")
     if dst.size != src.size:
-        call.fail(f"requires src and dst to have the same number of elements, got src={src.shape} ({src.size}), dst={dst.shape} ({dst.size})")
+        call.fail(
+            f"requires src and dst to have the same number of elements, got src={src.shape} ({src.size}), dst={dst.shape} ({dst.size})"
+        )
 
 
 def _descriptors(call: Call) -> None:
@@ -139,7 +141,7 @@ def _(i: Instruction, bind: Binder) -> Step:
     if dst.dtype is src.dtype:
         source, target = bind._try_view(src, shape), bind._try_view(dst, shape)
         if source is not None and target is not None:
-            return lambda: target.copy_(source)  # type: ignore[func-returns-value]
+            return lambda: target.copy_(source)
         load, put = bind.raw(src, shape), bind.raw_store(dst, shape)
         return lambda: put(load())
     load, store = bind.load(src, shape), bind.store(dst, shape)
@@ -215,7 +217,9 @@ def _transpose_limits(call: Call) -> None:
         if call.target.generation < 3:
             call.fail(f"with vector_offset needs trn2; this kernel is traced for {call.target.name}")
         if src.itemsize != 2 or src.shape[-1] > 128 or src.shape[0] % 16:
-            call.fail(f"with vector_offset needs a 2-byte dtype, src.shape[-1] <= 128 and src.shape[0] % 16 == 0, got {src.shape} {src.dtype}")
+            call.fail(
+                f"with vector_offset needs a 2-byte dtype, src.shape[-1] <= 128 and src.shape[0] % 16 == 0, got {src.shape} {src.dtype}"
+            )
         if not 16 <= index.partitions <= 128 or index.partitions % 16 or (index.free_size > 1 and index.partitions != 128):
             call.fail(f"index must have 16 to 128 partitions, a multiple of 16 (128 for several columns), got {index.shape}")
         return
@@ -309,9 +313,7 @@ def _compute_rules(call: Call) -> None:
         call.fail("without vector_offset has compile-time addresses only")
 
 
-@opcode(
-    "dma", reads="srcs", limits=[enum_member("oob_mode", oob_mode), _no_psum, _compute_rules, _indices, _descriptors]
-)
+@opcode("dma", reads="srcs", limits=[enum_member("oob_mode", oob_mode), _no_psum, _compute_rules, _indices, _descriptors])
 def dma_compute(
     dst: NkiTensor,
     srcs: list[NkiTensor],

@@ -52,7 +52,11 @@ def iota(dst: NkiTensor, pattern: Any, offset: Any = 0, channel_multiplier: int 
 def _(i: Instruction, bind: Binder) -> Step:
     dst = _access(i, "dst")
     shape = (dst.partitions, dst.free_size)
-    values, offset, dtype = affine_values(i.attrs["pattern"], shape[0], i.attrs["channel_multiplier"]), bind.number(i.attrs["offset"]), dst.dtype
+    values, offset, dtype = (
+        affine_values(i.attrs["pattern"], shape[0], i.attrs["channel_multiplier"]),
+        bind.number(i.attrs["offset"]),
+        dst.dtype,
+    )
     if dtype.is_integer:
         put = bind.raw_store(dst, shape)
         return lambda: put(numerics.from_bits(values + offset(), dtype))
@@ -89,7 +93,11 @@ def _(i: Instruction, bind: Binder) -> Step:
     dst, tile = _access(i, "dst"), _access(i, "on_true_tile")
     shape = (dst.partitions, dst.free_size)
     load, store = bind.load(tile, shape), bind.store(dst, shape)
-    values, function, fill = affine_values(i.attrs["pattern"], shape[0], i.attrs["channel_multiplier"]), ops.ALU[i.attrs["cmp_op"]].function, i.attrs["on_false_value"]
+    values, function, fill = (
+        affine_values(i.attrs["pattern"], shape[0], i.attrs["channel_multiplier"]),
+        ops.ALU[i.attrs["cmp_op"]].function,
+        i.attrs["on_false_value"],
+    )
     if not isinstance(i.attrs["offset"], Register):
         keep = function(values + int(i.attrs["offset"]), 0) != 0
         return lambda: store(torch.where(keep, load(), fill))
@@ -285,7 +293,7 @@ def _topk_shapes(call: Call) -> None:
     ],
 )
 def topk(val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int, name: str | None = None) -> None:
-    """The K largest of n values, ascending, with their indices. Value ``i`` lies on partition ``i % 16``, column ``i // 16`` of its group."""
+    """The K largest of n values, ascending, with their indices. Value ``i`` lies on partition ``i % 16``, column ``i // 16``."""
 
 
 @topk.semantics

@@ -60,7 +60,9 @@ def _reduce_shapes(call: Call) -> None:
     call.attrs["axis"] = tuple(axes)
     left = math.prod(data.shape[1 : axes[0]])
     if dst.partitions != data.partitions or dst.free_size != left:
-        call.fail(f"dst must have {data.partitions} partitions with {left} elements for data {data.shape} over axes {axes}, got {dst.shape}")
+        call.fail(
+            f"dst must have {data.partitions} partitions with {left} elements for data {data.shape} over axes {axes}, got {dst.shape}"
+        )
     if call["negate"] and is_bits(call.attrs["op"]):
         call.fail("negate goes with arithmetic operators only")
 
@@ -380,7 +382,14 @@ _SEARCHED = max_free("data", 16384, 8)
 @opcode(
     "vector",
     reads="src",
-    limits=[on_chip("dst", "src"), no_packed("src"), same_partitions("dst", "src"), max_free("src", 16384, 8), _rank3("src"), _eight("dst")],
+    limits=[
+        on_chip("dst", "src"),
+        no_packed("src"),
+        same_partitions("dst", "src"),
+        max_free("src", 16384, 8),
+        _rank3("src"),
+        _eight("dst"),
+    ],
 )
 def max8(dst: NkiTensor, src: NkiTensor, name: str | None = None) -> None:
     """The 8 largest values of each partition, largest first."""
@@ -407,7 +416,7 @@ def _(i: Instruction, bind: Binder) -> Step:
     ],
 )
 def nc_find_index8(dst: NkiTensor, data: NkiTensor, vals: NkiTensor, name: str | None = None) -> None:
-    """The first index of each of 8 values; a value that occurs twice in ``vals`` takes the next occurrence; all ones where there is none."""
+    """The first index of each of 8 values; a value that comes twice in ``vals`` takes the next occurrence; all ones where there is none."""
 
 
 @nc_find_index8.semantics

@@ -83,9 +83,7 @@ def _(i: Instruction, bind: Binder) -> Step:
     return _activate(i, bind, i.attrs["reduce_cmd"] if i.attrs["reduce_op"] or i.operands["reduce_res"] else None)
 
 
-@opcode(
-    "scalar", writes="dst reduce_res", reads="data bias scale", numbers="bias scale", accumulator="scalar", limits=_SHARED
-)
+@opcode("scalar", writes="dst reduce_res", reads="data bias scale", numbers="bias scale", accumulator="scalar", limits=_SHARED)
 def activation_reduce(
     dst: NkiTensor,
     op: Any,
@@ -203,10 +201,8 @@ def _(i: Instruction, bind: Binder) -> Step:
     load, store = bind.load(data, shape), bind.store(dst, shape)
     first, second = binary(i.attrs["op0"], i.attrs["reverse0"]), binary(i.attrs["op1"], i.attrs["reverse1"])
     a, b = (bind.per_partition(i.operands[name], len(shape)) for name in ("imm0", "imm1"))
-    if op == "prelu":
-        function = lambda x: torch.where(x > 0, x, slope * x)  # noqa: E731
-    else:
-        function = numerics.ACTIVATIONS.get(op, lambda x: x)
+    functions = {**numerics.ACTIVATIONS, "prelu": lambda x: torch.where(x > 0, x, slope * x), "bypass": lambda x: x}
+    function = functions[op]
     reduce_op = i.attrs["reduce_op"]
     registers = (
         ReduceRegisters(bind, "scalar", dst, i.attrs["reduce_cmd"], reduce_op or "add", i.operands["reduce_res"])

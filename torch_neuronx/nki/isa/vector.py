@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torch_neuronx.nki import numerics, ops
-from torch_neuronx.nki.instruction import Engine, Instruction
+from torch_neuronx.nki.instruction import Engine, Instruction, Register
 from torch_neuronx.nki.isa.constants import engine, reduce_cmd
 from torch_neuronx.nki.isa.elementwise import FP32_MIN, ReduceRegisters, binary, bit_operand, bitwise, is_bits, same_layout
 from torch_neuronx.nki.limits import (
@@ -75,7 +75,7 @@ def _(i: Instruction, bind: Binder) -> Step:
         target = bind.direct(dst, shape, src)
         if target is not None:
             source = bind.raw(src, shape)
-            return lambda: target.copy_(source())  # type: ignore[func-returns-value]
+            return lambda: target.copy_(source())
     load, store = bind.load(src, shape), bind.store(dst, shape)
     return lambda: store(load())
 
@@ -102,9 +102,7 @@ def _predicate_shapes(call: Call) -> None:
         not_both_psum("src", "predicate"),
     ],
 )
-def tensor_copy_predicated(
-    dst: NkiTensor, src: Vector, predicate: NkiTensor, reverse_pred: bool = False, name: str | None = None
-) -> None:
+def tensor_copy_predicated(dst: NkiTensor, src: Vector, predicate: NkiTensor, reverse_pred: bool = False, name: str | None = None) -> None:
     """Copies ``src`` (tile or number) where ``predicate`` is not 0; other elements of ``dst`` keep their value."""
 
 
@@ -118,6 +116,7 @@ def _(i: Instruction, bind: Binder) -> Step:
     if isinstance(src, AccessPattern):
         new = bind.raw(src, shape if same else (src.partitions, *(1,) * (len(shape) - 1)))
     else:
+        assert not isinstance(src, Register)
         constant = numerics.from_float(torch.tensor(float(src or 0)), dst.dtype)
         new = lambda: constant  # noqa: E731
     return lambda: put(torch.where((mask() != 0) ^ flip, new(), old()))
@@ -154,8 +153,8 @@ def _(i: Instruction, bind: Binder) -> Step:
         view = bind.view(dst)
         if dst.dtype.storage.itemsize > 1:
             number = stored.item()
-            return lambda: view.fill_(number)  # type: ignore[func-returns-value]
-        return lambda: view.copy_(stored)  # type: ignore[func-returns-value]
+            return lambda: view.fill_(number)
+        return lambda: view.copy_(stored)
     put = bind.raw_store(dst)
     return lambda: put(stored.expand(shape))
 
@@ -174,7 +173,7 @@ def _shuffle_mask(call: Call) -> None:
     limits=[on_chip("dst", "src"), same_dtype("dst", "src"), _shuffle_mask, same_elements("dst", "src")],
 )
 def nc_stream_shuffle(dst: NkiTensor, src: NkiTensor, shuffle_mask: Any, name: str | None = None) -> None:
-    """In each quadrant of 32 partitions, partition ``i`` of ``dst`` takes partition ``shuffle_mask[i]`` of ``src``; 255 keeps ``dst[i]``."""
+    """In each quadrant of 32 partitions, ``dst[i]`` takes partition ``shuffle_mask[i]`` of ``src``; 255 keeps ``dst[i]``."""
 
 
 @nc_stream_shuffle.semantics
@@ -250,7 +249,7 @@ def _(i: Instruction, bind: Binder) -> Step:
         target = bind.direct(dst, shape, data1, data2)
         a, b = bind._try_view(data1, shape), bind._try_view(data2, shape)
         if target is not None and a is not None and b is not None:
-            return lambda: function(a, b, out=target)  # type: ignore[return-value]
+            return lambda: function(a, b, out=target)
     first, second, store = bind.load(data1, shape), bind.load(data2, shape), bind.store(dst, shape)
     return lambda: store(function(first(), second()))
 
@@ -344,7 +343,7 @@ def _(i: Instruction, bind: Binder) -> Step:
         target, source = bind.direct(dst, shape, data), bind._try_view(data, shape)
         if target is not None and source is not None and not data.is_dynamic:
             function = ops.ALU[op0].function
-            return lambda: function(source, a(), out=target)  # type: ignore[return-value]
+            return lambda: function(source, a(), out=target)
     store = bind.store(dst, shape)
     if op1 is None:
         return lambda: store(first(load(), a()))
@@ -427,9 +426,7 @@ def _(i: Instruction, bind: Binder) -> Step:
 
 # Selections.
 
-_ANY_EXP = (
-    "float8_e4m3 float8_e4m3fn float8_e5m2 float16 bfloat16 float32 tfloat32 int8 int16 int32 uint8 uint16".split()
-)
+_ANY_EXP = "float8_e4m3 float8_e4m3fn float8_e5m2 float16 bfloat16 float32 tfloat32 int8 int16 int32 uint8 uint16".split()
 
 
 def _reduce_init(call: Call) -> None:
@@ -477,9 +474,7 @@ def _(i: Instruction, bind: Binder) -> Step:
     dst, src = _accesses(i, "dst", "src")
     shape = bind.shape(dst, src)
     load, store, peak = bind.load(src, shape), bind.store(dst, shape), bind.per_partition(i.operands["max_value"], len(shape))
-    registers = ReduceRegisters(
-        bind, "vector", dst, i.attrs["reduce_cmd"], "add", i.operands["reduce_res"], i.operands["reduce_init"]
-    )
+    registers = ReduceRegisters(bind, "vector", dst, i.attrs["reduce_cmd"], "add", i.operands["reduce_res"], i.operands["reduce_init"])
 
     def step() -> None:
         value = torch.exp(load() - peak())

@@ -1,3 +1,4 @@
+# ruff: noqa: F401
 """``nki.language``: tiles, loops, and functions that lower onto ``nki.isa``."""
 
 from torch_neuronx.nki.language._control import (

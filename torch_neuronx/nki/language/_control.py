@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -134,7 +135,7 @@ class NKIObject:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         fields: dict[str, Any] = {}
         for base in reversed(type(self).__mro__):
-            for field in base.__dict__.get("__annotations__", {}):
+            for field in inspect.get_annotations(base):
                 fields[field] = getattr(type(self), field, dataclasses.MISSING)
         given = {**dict(zip(fields, args, strict=False)), **kwargs}
         for field, default in fields.items():

@@ -343,7 +343,9 @@ def softmax(x: NkiTensor, axis: Any = -1, dtype: Any = None) -> NkiTensor:
     return apply_binary(multiply, powers, total, dtype=dtype or x.dtype)
 
 
-def rms_norm(x: NkiTensor, w: NkiTensor, axis: Any, n: int, epsilon: float = 1e-06, dtype: Any = None, compute_dtype: Any = None) -> NkiTensor:
+def rms_norm(
+    x: NkiTensor, w: NkiTensor, axis: Any, n: int, epsilon: float = 1e-06, dtype: Any = None, compute_dtype: Any = None
+) -> NkiTensor:
     """``x / sqrt(mean(x * x) + epsilon) * w``, the mean over ``n`` values of ``axis``."""
     inner = compute_dtype or "float32"
     total = reduce(add, apply_binary(multiply, x, x, dtype=inner), axis, "float32", keepdims=True)
