@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "csrc/nki/matmul.h"
+#include "csrc/nki/scan.h"
 #include "csrc/python/bindings.h"
 #include "csrc/runtime/memory.h"
 
@@ -39,4 +40,6 @@ void bind_nki(py::module_& m) {
   m.def("_nki_pack_moving", torch::wrap_pybind_function(neuron::nki::pack_moving), py::arg("moving"), py::arg("packed"));
   m.def("_nki_multiply", torch::wrap_pybind_function(neuron::nki::multiply), py::arg("dst"), py::arg("stationary"), py::arg("packed"),
         py::arg("accumulate"));
+  m.def("_nki_scan", torch::wrap_pybind_function(neuron::nki::scan), py::arg("out"), py::arg("data0"), py::arg("data1"), py::arg("initial"),
+        py::arg("op0"), py::arg("op1"), py::arg("reverse0"), py::arg("reverse1"));
 }

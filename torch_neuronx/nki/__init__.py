@@ -3,6 +3,9 @@
 See docs/nki.md, and docs/dev/nki.md for how it works.
 """
 
+import importlib
+from typing import Any
+
 from torch_neuronx.nki import numpy_dtypes
 from torch_neuronx.nki.errors import NkiValidationError, NkiWarning
 from torch_neuronx.nki.kernel import Kernel, jit, simulate
@@ -11,5 +14,14 @@ from torch_neuronx.nki.target import TARGETS, Target, current_target
 numpy_dtypes.register()
 
 cpu_simulate = simulate
+
+
+def __getattr__(name: str) -> Any:
+    """The decorators that model a kernel's time are loaded when they are used."""
+    decorators = {"benchmark": "benchmark", "profile": "profile_decorator"}
+    if name in decorators:
+        return getattr(importlib.import_module("torch_neuronx.nki.profiler"), decorators[name])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = ["TARGETS", "Kernel", "NkiValidationError", "NkiWarning", "Target", "cpu_simulate", "current_target", "jit", "simulate"]

@@ -101,9 +101,9 @@ class Kernel:
         return self._traced(leaves, structure, bound, _target(target))[0]
 
     def profile(self, *args: Any, target: str | None = None, **kwargs: Any) -> Any:
-        """The modelled schedule of the kernel for these arguments; see ``torch_neuronx.nki.profile``."""
-        profile = importlib.import_module("torch_neuronx.nki.profile")
-        return profile.profile(self.trace(*args, target=target, **kwargs))
+        """The modelled schedule of the kernel for these arguments; see ``torch_neuronx.nki.profiler``."""
+        profiler = importlib.import_module("torch_neuronx.nki.profiler")
+        return profiler.profile(self.trace(*args, target=target, **kwargs))
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any, inspect.BoundArguments]:
         """``(arrays, the arguments with _Leaf in their place, the same bound to names)``."""

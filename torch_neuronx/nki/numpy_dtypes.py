@@ -38,6 +38,29 @@ class _Named:
         self.dtype = numpy_dtype(name)
 
 
+def finfo(name: str) -> Any:
+    """Limits of a floating dtype, by its NKI name."""
+    kind = numpy_dtype(name)
+    return importlib.import_module("ml_dtypes").finfo(kind) if name in _ML else np.finfo(kind)
+
+
+def static_cast(array: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    """An array as another dtype, by its NKI name or a NumPy dtype."""
+    name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    return np.asarray(array).astype(numpy_dtype(name) if not isinstance(dtype, np.dtype) else dtype)
+
+
+def sizeinbytes(dtype: Any) -> int:
+    """Bytes of an element."""
+    return numpy_dtype(dtype).itemsize if isinstance(dtype, str) else np.dtype(dtype).itemsize
+
+
+def is_float_type(dtype: Any) -> bool:
+    """Floating point, of any width?"""
+    name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    return name.startswith(("float", "bfloat", "tfloat"))
+
+
 def register() -> None:
     """Teaches NumPy the names that it does not know. Does nothing where `ml_dtypes` is not installed."""
     try:

@@ -13,6 +13,7 @@ A row is made by :func:`opcode` over a function whose signature is the documente
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,7 @@ class Call:
             elif key in _OP_PARAMETERS:
                 self.attrs[key] = None if value is None else self._op(key, value)
             else:
-                self.attrs[key] = value
+                self.attrs[key] = float32(value) if type(value) is float else value
 
     def __getitem__(self, key: str) -> Any:
         return self.operands[key] if key in self.operands else self.attrs[key]
@@ -68,7 +69,7 @@ class Call:
             value = number()
         if not isinstance(value, (int, float)):
             self.fail(f"{key} must be a tensor{' or a number' if key in self.row.numbers else ''}, got {type(value).__name__}", TypeError)
-        return value
+        return float32(value) if isinstance(value, float) else value
 
     def _op(self, key: str, value: Any) -> str:
         try:
@@ -79,6 +80,11 @@ class Call:
     def fail(self, text: str, kind: type[Exception] = NkiValidationError) -> Any:
         """Refuses the call, with the kernel's line in front."""
         raise kind(f"{trace.where()}{self.row.name} {text}")
+
+
+def float32(value: float) -> float:
+    """The float32 nearest to a Python number: what an instruction can hold."""
+    return ctypes.c_float(value).value
 
 
 Limit = Callable[[Call], None]

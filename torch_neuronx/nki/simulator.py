@@ -307,7 +307,9 @@ class Binder:
 
     def shape(self, *accesses: AccessPattern) -> tuple[int, ...]:
         """A shape in which all can be walked together; flat when there is no other."""
-        return common_shape(accesses) or (accesses[0].partitions, accesses[0].free_size)
+        first = accesses[0]
+        shape = common_shape(accesses) or (first.partitions, first.free_size)
+        return (1, *shape) if first.region.on_chip and first.partitions == 1 else shape  # dim 0 is the partitions'
 
     def view(self, access: AccessPattern, shape: Sequence[int] | None = None) -> torch.Tensor:
         """A view of a static access.
