@@ -188,6 +188,8 @@ class Checker:
         buffer = access.buffer
         if not self.mask(buffer).covers(access):
             buffer.needs_fill = True
+            if buffer.region is MemoryRegion.shared_hbm and self.tracer.cores > 1:
+                return  # the other core may have written it
             how = "was never written" if self.mask(buffer).is_empty else "was written only in part"
             self.report(f"{i.opcode} reads uninitialised memory: {access} {how}", i.line, only_warn=self.tracer.beta1)
         if buffer.address is not None:

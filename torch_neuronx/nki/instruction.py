@@ -42,6 +42,14 @@ class Register:
     frozen: bool = False
     name: str = ""
 
+    def __bool__(self) -> bool:
+        from torch_neuronx.nki import trace
+
+        return trace.current("the truth of a register").truth_of(self)
+
+    def __index__(self) -> int:
+        raise TypeError("the value of a register is not known while a kernel is traced; use nl.fori_loop, or a dynamic offset (nl.ds, .ap)")
+
     def __repr__(self) -> str:
         return f"r{self.index}"
 

@@ -91,6 +91,10 @@ class Kernel:
 
     # Tracing.
 
+    def finish(self, returned: Any) -> Any:
+        """What the function returned, while its trace is still open."""
+        return returned
+
     def trace(self, *args: Any, target: str | None = None, **kwargs: Any) -> TracedKernel:
         """The kernel's instructions for these arguments (arrays, tensors on any device, meta tensors too); from the cache when known.
 
@@ -221,7 +225,7 @@ def trace_kernel(kernel: Kernel, specs: Sequence[_Spec], structure: Any, bound: 
             tracer.check.written.update({b: m for b, m in written.items() if b.region is MemoryRegion.shared_hbm})
         with trace.tracing(tracer):
             arguments = _rebuilt(structure, [kernel.tensor_class.whole(b) for b in inputs])
-            results.append(_call(kernel, bound, arguments))
+            results.append(kernel.finish(_call(kernel, bound, arguments)))
         written = tracer.check.written
         programs.append(tracer.nodes)
         buffers += [b for b in tracer.buffers if b not in buffers]

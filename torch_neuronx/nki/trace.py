@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -67,6 +68,7 @@ class Tracer:
         self.grid = grid  # () for a launch without a grid
         self.program = program
         self.core = core
+        self.cores = math.prod(grid) if grid else 1
         self.shared = shared
         self.nodes: list[Node] = []
         self.buffers: list[Buffer] = []

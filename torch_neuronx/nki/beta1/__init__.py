@@ -21,6 +21,17 @@ class BetaKernel(_kernel.Kernel):
     is_beta1 = True
     tensor_class = Tile
 
+    def finish(self, returned: Any) -> Any:
+        """Tiles that are returned from on chip are stored."""
+        if isinstance(returned, (tuple, list)):
+            return type(returned)(self.finish(value) for value in returned)
+        if not isinstance(returned, Tile) or not returned.buffer.on_chip:
+            return returned
+        tile = returned.partition_first()
+        out = language.ndarray(tile.shape, tile.dtype, buffer=language.shared_hbm)
+        language.store(out, tile)
+        return out
+
 
 def jit(func: Any = None, **_: Any) -> Any:
     """Makes a kernel of a function; ``mode``, ``platform_target`` and the rest are accepted and ignored."""

@@ -187,6 +187,13 @@ def shared_constant(constant: Any, dtype: Any = None, **_: Any) -> Tile:
     return Tile(tensor.storage, tensor.shape, tensor.strides)
 
 
+def shared_identity_matrix(n: int, dtype: Any = uint8, **_: Any) -> Tile:
+    from torch_neuronx.nki.language._memory import shared_identity_matrix as make
+
+    tensor = make(n, dtype)
+    return Tile(tensor.storage, tensor.shape, tensor.strides)
+
+
 def _shrink(mask: Any, shape: Sequence[int], *tiles: Any) -> list[Any]:
     """The tiles inside a mask's rectangle of ``shape``; all of them without a mask. An empty list when nothing is left."""
     if mask is None or mask is True:

@@ -40,6 +40,7 @@ class matmul_perf_mode(enum.Enum):
     double_row = "double_row"
     double_column = "double_column"
     double_pixel = "double_pixel"
+    double_row_gen3 = "double_row"  # its name in beta 1  # noqa: PIE796
 
 
 class nc_version(enum.IntEnum):

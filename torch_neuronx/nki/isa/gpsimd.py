@@ -138,7 +138,7 @@ def local_gather(
     num_valid_indices: int | None = None,
     name: str | None = None,
 ) -> None:
-    """Each group of 16 partitions flattens its indices (partition first) and gathers that many elements at each from its own partitions."""
+    """Each group of 16 partitions flattens its indices (partition first) and gathers, from its own partitions, the elements from each on."""
 
 
 @local_gather.semantics
@@ -146,18 +146,14 @@ def _(i: Instruction, bind: Binder) -> Step:
     dst, src, index = _access(i, "dst"), _access(i, "src_buffer"), _access(i, "index")
     e, valid, p = i.attrs["num_elem_per_idx"], i.attrs["num_valid_indices"], src.partitions
     source, indices = bind.raw(src, (p, src.free_size)), bind.raw(index, (p, index.free_size))
-    put, dtype, limit = bind.raw_store(dst, (p, valid * e)), index.dtype, src.free_size // e
+    put, dtype, limit = bind.raw_store(dst, (p, valid * e)), index.dtype, src.free_size - e
 
     def step() -> None:
         groups = numerics.as_integers(indices(), dtype).reshape(p // 16, 16, -1).transpose(1, 2).reshape(p // 16, -1)[:, :valid]
-        columns = (groups.clamp(max=limit - 1)[:, :, None] * e + torch.arange(e)).reshape(p // 16, 1, -1).expand(-1, 16, -1)
-        put(_bytes_gather(source(), columns.reshape(p, -1)))
+        columns = (groups.clamp(max=limit)[:, :, None] + torch.arange(e)).reshape(p // 16, 1, -1).expand(-1, 16, -1)
+        put(source().gather(1, columns.reshape(p, -1)))
 
     return step
-
-
-def _bytes_gather(source: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    return source.gather(1, columns)
 
 
 @opcode(

@@ -173,6 +173,11 @@ def _(i: Instruction, bind: Binder) -> Step:
     return step
 
 
+def _starts_somewhere(call: Call) -> None:
+    if call["reduce_cmd"] is reduce_cmd.load_reduce and call["imm1"] is None:
+        call.fail("reduce_cmd load_reduce needs imm1")
+
+
 _NARROW = "bfloat16 float16 float32 float8_e4m3 float8_e4m3fn float8_e5m2 uint8 uint16 int8 int16".split()
 _RUNNING = ["add", "subtract", "multiply", "maximum", "minimum"]
 _START = {"add": 0.0, "subtract": 0.0, "multiply": 1.0, "maximum": -math.inf, "minimum": math.inf}
@@ -192,7 +197,7 @@ _START = {"add": 0.0, "subtract": 0.0, "multiply": 1.0, "maximum": -math.inf, "m
         same_elements("dst", "src"),
         vector_operand("imm0", "imm1"),
         enum_member("reduce_cmd", reduce_cmd),
-        _loads_with_init("imm1"),
+        _starts_somewhere,
     ],
 )
 def tensor_scalar_cumulative(

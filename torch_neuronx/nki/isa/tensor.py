@@ -64,6 +64,7 @@ def _perf_mode(call: Call) -> None:
     mode = call.attrs["perf_mode"]
     if isinstance(mode, matmul_perf_mode):
         mode = mode.value
+    mode = {"double_row_gen3": "double_row"}.get(mode, mode)
     if mode not in [m.value for m in matmul_perf_mode]:
         call.fail(f"perf_mode must be a member of nki.isa.matmul_perf_mode, got {mode!r}", TypeError)
     call.attrs["perf_mode"] = mode

@@ -166,11 +166,17 @@ def _shuffle_mask(call: Call) -> None:
         call.fail(f"shuffle_mask has 32 entries of 0 to 31, or 255 to keep the destination, got {mask}")
 
 
+def _shuffle_sizes(call: Call) -> None:
+    dst, src = call.access("dst"), call.access("src")
+    if dst.free_size != src.free_size:
+        call.fail(f"needs equal elements per partition: dst has {dst.free_size}, src has {src.free_size}")
+
+
 @opcode(
     "vector",
     reads="src",
     read_write="dst",
-    limits=[on_chip("dst", "src"), same_dtype("dst", "src"), _shuffle_mask, same_elements("dst", "src")],
+    limits=[on_chip("dst", "src"), same_dtype("dst", "src"), _shuffle_mask, _shuffle_sizes],
 )
 def nc_stream_shuffle(dst: NkiTensor, src: NkiTensor, shuffle_mask: Any, name: str | None = None) -> None:
     """In each quadrant of 32 partitions, ``dst[i]`` takes partition ``shuffle_mask[i]`` of ``src``; 255 keeps ``dst[i]``."""
@@ -185,7 +191,7 @@ def _(i: Instruction, bind: Binder) -> Step:
     to = torch.tensor([a for a, b in pairs if b < src.partitions], dtype=torch.long)
     source = torch.tensor([b for _, b in pairs if b < src.partitions], dtype=torch.long)
     shape = (p, dst.free_size)
-    old, new, put = bind.raw(dst, shape), bind.raw(src, shape), bind.raw_store(dst, shape)
+    old, new, put = bind.raw(dst, shape), bind.raw(src, (src.partitions, src.free_size)), bind.raw_store(dst, shape)
     del outside  # partitions of the quadrant without data: what lies there is not defined, the destination stays
 
     def step() -> None:

@@ -91,6 +91,7 @@ def dma_transpose(src: Tile, *, axes: Any = None, mask: Any = None, dtype: Any =
 
 def nc_matmul(stationary: Tile, moving: Tile, *, mask: Any = None, perf_mode: Any = "none", **flags: Any) -> Tile:
     left, right = stationary.partition_first(), moving.partition_first()
+    perf_mode = {"double_row_gen3": "double_row"}.get(perf_mode, perf_mode)
     rows = 2 if getattr(perf_mode, "value", perf_mode) == "double_row" else 1
     n = right.size // right.shape[0] // rows
     shape = (left.size // left.shape[0] // rows, *(right.shape[1:] if rows == 1 and right.ndim > 2 else (n,)))
