@@ -27,7 +27,9 @@ class Report:
 
         ``ops``: ``{name: {"calls", "hits", "misses", "inline"}}``; ``misses``: list of ``{"op", "reason", "site"}``;
         ``syncs``: list of ``{"why", "site"}``; ``fallbacks``: list of ``{"op", "reason", "site"}``;
-        ``bytes``: ``{"h2d", "d2h", "d2d"}``; ``launches``: int; ``compile``: see :func:`torch_neuronx.compile.report.between`.
+        ``bytes``: ``{"h2d", "d2h", "d2d"}``; ``launches``: int; ``compiled``, ``windows``: ``{"launches", "calls", "fused_calls",
+        "unwritten_bytes"}`` of the Programs of many calls that were launched, by compiled graphs and by Adaptive Eager; ``closed_windows``:
+        int, also those that ran call by call; ``compile``: see :func:`torch_neuronx.compile.report.between`.
         """
         return copy.deepcopy(self._counters)
 
@@ -74,6 +76,15 @@ class Report:
             f"  fallbacks        {self.fallbacks}",
             f"  bytes moved      {_size(moved['h2d'])} to the device, {_size(moved['d2h'])} to the host, {_size(moved['d2d'])} on it",
         ]
+        for what, title in (("compiled", "compiled graphs"), ("windows", "adaptive eager")):
+            of = self._counters[what]
+            if of["launches"]:
+                saved = f"{of['fused_calls']} calls fused, {_size(of['unwritten_bytes'])} never written"
+                lines.append(f"  {title:<16} {of['launches']} launches of {of['calls']} calls, {saved}")
+        if self._counters["closed_windows"]:
+            lines.append(
+                f"  windows          {self._counters['closed_windows']}, {self._counters['windows']['launches']} of them one launch"
+            )
         calls = sorted(self._counters["ops"].items(), key=lambda item: (-item[1]["calls"], item[0]))
         lines += _table("operators", [(op["calls"], name) for name, op in calls])
         lines += _table("cache misses", _counted(_at(f"{miss['op']}: {miss['reason']}", miss) for miss in self._counters["misses"]))
@@ -135,6 +146,9 @@ def _between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         "fallbacks": after["fallbacks"],
         "bytes": {way: count - before["bytes"][way] for way, count in after["bytes"].items()},
         "launches": after["launches"] - before["launches"],
+        "compiled": {name: count - before["compiled"][name] for name, count in after["compiled"].items()},
+        "windows": {name: count - before["windows"][name] for name, count in after["windows"].items()},
+        "closed_windows": after["closed_windows"] - before["closed_windows"],
     }
 
 
@@ -194,6 +208,7 @@ def _compiled_since(before: Any) -> dict[str, Any]:
     return report.between(before or (0.0, {}))
 
 
+_NO_PROGRAMS = {"launches": 0, "calls": 0, "fused_calls": 0, "unwritten_bytes": 0}
 _NOTHING: dict[str, Any] = {
     "ops": {},
     "misses": [],
@@ -202,6 +217,9 @@ _NOTHING: dict[str, Any] = {
     "bytes": {"h2d": 0, "d2h": 0, "d2d": 0},
     "launches": 0,
     "compile": {"graphs": [], "recompiles": []},
+    "compiled": _NO_PROGRAMS,
+    "windows": _NO_PROGRAMS,
+    "closed_windows": 0,
 }
 
 # What the process had counted when clear_op_tracking() was called last.

@@ -84,6 +84,7 @@ Block* DeviceCache::allocate(Stream* stream, size_t bytes) {
     block = find_or_grow(lock, pool, bin, size);
   }
   block->state = Block::allocated;
+  block->made_by = 0;
   block->requested = bytes;
   const auto held = static_cast<int64_t>(block->size);
   allocation_.increase(large, 1);
@@ -106,6 +107,7 @@ void DeviceCache::free(Block* block) noexcept {
     context = history_.gather(RecordContext::ALL);
   Lock lock(mutex_);
   const bool large = block->pool->large;
+  block->made_by = 0;
   allocation_.decrease(large, 1);
   allocated_bytes_.decrease(large, static_cast<int64_t>(block->size));
   requested_bytes_.decrease(large, static_cast<int64_t>(block->requested));
@@ -298,6 +300,11 @@ Block* DeviceCache::new_block() {
 void DeviceCache::recycle(Block* block) {
   block->bin_next = spare_;
   spare_ = block;
+}
+
+void DeviceCache::still_made_by(const std::vector<std::pair<const Block*, uint64_t>>& blocks, std::vector<bool>& answers) {
+  Lock lock(mutex_);
+  for (const auto& [block, made_by] : blocks) answers.push_back(block->made_by == made_by);
 }
 
 void DeviceCache::record_stream(Block* block, Stream* stream) {

@@ -58,6 +58,7 @@ struct Block {
   State state = free;
   uint8_t bin = 0;
   Capture* capture = nullptr;  ///< the graph whose steps use it: freeing goes there
+  uint64_t made_by = 0;        ///< the call of an open window that made it (csrc/aten/window.h); 0 once it is freed
   std::unique_ptr<std::vector<StreamUse>> uses;
   std::shared_ptr<c10::GatheredContext> context;  ///< who allocated it, when history is recorded
 
@@ -96,6 +97,9 @@ class DeviceCache {
   void free(Block* block) noexcept;
   /// Keeps the block, when it is freed, until `stream` has finished what is in its queue then.
   void record_stream(Block* block, Stream* stream);
+
+  /// Whether each block is still the one that `made_by` says, and not freed since.
+  void still_made_by(const std::vector<std::pair<const Block*, uint64_t>>& blocks, std::vector<bool>& answers);
 
   /// Waits for the device's streams and gives all unused segments back.
   void empty_cache();

@@ -281,6 +281,8 @@ Program CallReader::program() const {
     slot.leader = ref.leader;
     slot.same_as = ref.same_as;
     slot.host_scalar = ref.host_scalar;
+    slot.written = spec_.arguments[ref.place.arg].written;
+    slot.read = !spec_.arguments[ref.place.arg].out;
     call.tensors.push_back(std::move(slot));
   }
   program.input_words = static_cast<int>(words_.size());

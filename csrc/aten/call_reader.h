@@ -85,6 +85,9 @@ class CallReader {
 /// Process-wide switches that change how kernels lay results out or what they fill them with: part of every key.
 uint64_t global_flags();
 
+/// Whether an eager key was read under torch.use_deterministic_algorithms().
+inline bool is_deterministic(c10::ArrayRef<uint64_t> key) { return (key[1] >> 8 & 1) != 0; }
+
 /// Says which argument of `now` differs from `before` and how, for explain(): "self: sizes [2, 3] -> [4, 3]".
 std::string describe_difference(const c10::OperatorHandle& op, c10::ArrayRef<uint64_t> before, c10::ArrayRef<uint32_t> marks_before,
                                 c10::ArrayRef<uint64_t> now, c10::ArrayRef<uint32_t> marks_now);

@@ -170,6 +170,10 @@ std::string CompiledGraph::difference(const Key& key) const {
   return "the same inputs";
 }
 
+void CompiledGraph::note_miss(const std::string& reason) const {
+  if (recording().on()) recording().miss("compiled graph " + name_, reason);
+}
+
 std::unique_ptr<CompiledGraph::Run> CompiledGraph::start(const Values& inputs, std::string unreadable, Values* results) {
   auto key = std::make_unique<Key>();
   EntryPtr entry;
@@ -179,6 +183,7 @@ std::unique_ptr<CompiledGraph::Run> CompiledGraph::start(const Values& inputs, s
     if (!unreadable.empty()) {
       ++stats_.fallbacks;
       ++stats_.fallback_reasons[unreadable];
+      note_miss("runs node by node: " + unreadable);
       return std::make_unique<Run>(*this, nullptr, inputs, nullptr);
     }
     entry = find(*key);
@@ -192,10 +197,15 @@ std::unique_ptr<CompiledGraph::Run> CompiledGraph::start(const Values& inputs, s
     std::lock_guard lock(mutex_);
     ++(entry ? stats_.hits : stats_.misses);
     if (replays) ++stats_.replays;
-    if (!entry && stats_.miss_reasons.size() < 1000) stats_.miss_reasons.push_back(difference(*key));
+    if (!entry) {
+      const auto reason = difference(*key);
+      if (stats_.miss_reasons.size() < 1000) stats_.miss_reasons.push_back(reason);
+      note_miss(reason);
+    }
     if (gives_up) {
       ++stats_.fallbacks;
       ++stats_.fallback_reasons[entry->reason];
+      note_miss("runs node by node: " + entry->reason);
     }
   }
   if (replays) {
@@ -264,6 +274,7 @@ void CompiledGraph::replay(Entry& entry, const Values& inputs, int device, Value
     graph->note_launch(c10::intrusive_ptr<Entry>::reclaim_copy(&entry), seed, seed + 1);
   }
   counters().launches.fetch_add(1, std::memory_order_relaxed);
+  counters().compiled.count(sequence.calls.size(), loaded.fused_calls, loaded.unwritten_bytes);
 
   bump_versions(entry, inputs);
   for (const auto& result : sequence.results) {
@@ -349,6 +360,7 @@ void CompiledGraph::Run::finish(const Values* outputs) {
   if (!sequence) {
     ++graph_.stats_.fallbacks;
     ++graph_.stats_.fallback_reasons[entry->reason];
+    graph_.note_miss("runs node by node: " + entry->reason);
   }
   bool more_keyed = false;
   for (size_t s = 0; s < keyed.size() && sequence; ++s) {

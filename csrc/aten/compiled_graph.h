@@ -68,6 +68,7 @@ class CompiledGraph {
   static void bump_versions(const Entry& entry, const Values& inputs);
   void replay(Entry& entry, const Values& inputs, int device, Values& results);
   std::string difference(const Key& key) const;
+  void note_miss(const std::string& reason) const;
 
   const std::string name_;
   const bool offsets_in_key_;

@@ -13,6 +13,7 @@
 #include "csrc/aten/graph.h"
 #include "csrc/aten/guard.h"
 #include "csrc/aten/recorder.h"
+#include "csrc/aten/window.h"
 #include "csrc/program/cache.h"
 #include "csrc/program/explain.h"
 #include "csrc/program/metadata.h"
@@ -37,6 +38,8 @@ class OpState {
  private:
   void prepare();
   void hit(CacheEntry& entry, CallReader& reader, torch::jit::Stack* stack);
+  void launch(CacheEntry& entry, const CallReader& reader, c10::ArrayRef<uint64_t> words, c10::ArrayRef<c10::Storage> fresh,
+              Stream& stream);
   void miss(CallReader& reader, uint64_t hash, torch::jit::Stack* stack);
   void note_miss(const CallReader& reader);
   void record_inline(CallReader& reader, uint64_t hash, Stream& stream, const torch::jit::Stack& results);
@@ -129,6 +132,18 @@ Executable& with_call_site(Executable& executable, const Stream& stream) {
   return *new SitedLaunch(executable, python_call_site());
 }
 
+namespace {
+
+/// Whether a launch may wait in the stream's window (window.h): nobody watches it singly, and results need not be reproducible from one
+/// kernel version to the next.
+bool joins_window(const CacheEntry& entry, const CallReader& reader, const Stream& stream) {
+  const auto& s = settings();
+  return !s.launch_blocking && !s.stack_trace && !entry.settles && stream.capture() == nullptr && Recorder::current() == nullptr &&
+         !is_deterministic(reader.key());
+}
+
+}  // namespace
+
 c10::KernelFunction boxed_kernel(const c10::OperatorHandle& op) {
   return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(new_state(op)));
 }
@@ -191,6 +206,20 @@ void OpState::call(torch::jit::Stack* stack) {
   miss(reader, 0, stack);
 }
 
+/// One launch, by itself.
+void OpState::launch(CacheEntry& entry, const CallReader& reader, c10::ArrayRef<uint64_t> words, c10::ArrayRef<c10::Storage> fresh,
+                     Stream& stream) {
+  stream.launch(with_call_site(*entry.executable, stream), words.data(), words.size());
+  if (Graph* graph = Graph::of(stream)) [[unlikely]] {
+    // Seed and offset are the last payloads before the fresh storages.
+    const int seed = draws_ ? entry.program->input_words - 4 : -1;
+    graph->note_launch(c10::intrusive_ptr<CacheEntry>::reclaim_copy(&entry), seed, seed + 2);
+  }
+  if (Recorder* recorder = Recorder::current()) [[unlikely]]
+    recorder->launched(entry, reader, words, fresh, stream, draws_);
+  neuron::counters().launches.fetch_add(1, std::memory_order_relaxed);
+}
+
 /// The hot path: allocate, launch, describe.
 void OpState::hit(CacheEntry& entry, CallReader& reader, torch::jit::Stack* stack) {
   const Program& program = *entry.program;
@@ -200,25 +229,21 @@ void OpState::hit(CacheEntry& entry, CallReader& reader, torch::jit::Stack* stac
   auto& words = reader.words();
 
   c10::SmallVector<c10::Storage, 4> fresh;
+  c10::SmallVector<Block*, 4> blocks;
   for (const auto& storage : program.fresh) {
+    blocks.push_back(storage.bytes == 0 ? nullptr : allocator.allocate_block(device, stream, storage.bytes));
     c10::DataPtr data = storage.bytes == 0
                             ? c10::DataPtr(nullptr, c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(device)))
-                            : allocator.make_data_ptr(allocator.allocate_block(device, stream, storage.bytes));
+                            : allocator.make_data_ptr(blocks.back());
     words.push_back(reinterpret_cast<uint64_t>(data.get()));
     fresh.emplace_back(
         c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage.bytes, std::move(data), &allocator, true));
   }
   if (!entry.executable->serial) set_compute_threads(at::get_num_threads());
-  stream->launch(with_call_site(*entry.executable, *stream), words.data(), words.size());
-  if (Graph* graph = Graph::of(*stream)) [[unlikely]] {
-    // Seed and offset are the last payloads before the fresh storages.
-    graph->note_launch(c10::intrusive_ptr<CacheEntry>::reclaim_copy(&entry), draws_ ? program.input_words - 4 : -1,
-                       program.input_words - 2);
-  }
-  if (Recorder* recorder = Recorder::current()) [[unlikely]]
-    recorder->launched(entry, spec_, reader, words, fresh, *stream, draws_);
-  neuron::counters().launches.fetch_add(1, std::memory_order_relaxed);
-
+  if (adaptive_eager().load(std::memory_order_relaxed) && joins_window(entry, reader, *stream)) [[unlikely]]
+    EagerWindow::of(*stream).append(entry, reader, words, blocks);
+  else
+    launch(entry, reader, words, fresh, *stream);
   auto make = [&](const ResultMeta& result) -> c10::IValue {
     switch (result.kind) {
       case ResultMeta::Kind::argument:
@@ -287,6 +312,8 @@ void OpState::learn(CallReader& reader, uint64_t hash, c10::ArrayRef<at::Tensor>
     entry->key.assign(reader.key().begin(), reader.key().end());
     entry->marks.assign(reader.marks().begin(), reader.marks().end());
     entry->settles = fix_default_dtype(program);
+    entry->signature = hash ^ std::hash<std::string>()(toString(op_.operator_name()));
+    entry->fuses = op_.hasTag(at::Tag::pointwise);
     entry->program = std::make_shared<const Program>(std::move(program));
     entry->executable = program_target().load(entry->program, reader.device());
     cache_.insert(hash, std::move(entry));
@@ -310,7 +337,7 @@ void OpState::record_inline(CallReader& reader, uint64_t hash, Stream& stream, c
     auto elements = results[r].toListRef();
     for (size_t i = 0; i < returned.results.size(); ++i) take(returned.results[i], elements[i]);
   }
-  Recorder::current()->launched(*entry, spec_, reader, reader.words(), fresh, stream, draws_);
+  Recorder::current()->launched(*entry, reader, reader.words(), fresh, stream, draws_);
 }
 
 void OpState::note_miss(const CallReader& reader) {

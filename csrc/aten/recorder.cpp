@@ -25,11 +25,6 @@ double as_double(Payload::Type type, uint64_t word) {
   return type == Payload::Type::real || type == Payload::Type::complex ? real : static_cast<double>(static_cast<int64_t>(word));
 }
 
-void insert_sorted(std::vector<int>& set, int value) {
-  auto at = std::lower_bound(set.begin(), set.end(), value);
-  if (at == set.end() || *at != value) set.insert(at, value);
-}
-
 }  // namespace
 
 void interrupt(const char* why) {
@@ -138,75 +133,44 @@ bool Recorder::read_draw(const Program& program, c10::ArrayRef<uint64_t> words, 
   return true;
 }
 
-void Recorder::launched(CacheEntry& entry, const OpSpec& spec, const CallReader& reader, c10::ArrayRef<uint64_t> words,
-                        c10::ArrayRef<c10::Storage> fresh, const Stream& stream, bool draws) {
+void Recorder::launched(CacheEntry& entry, const CallReader& reader, c10::ArrayRef<uint64_t> words, c10::ArrayRef<c10::Storage> fresh,
+                        const Stream& stream, bool draws) {
   if (stopped()) return;
   if (&stream != &stream_) return stop("work on another stream");
   const Program& program = *entry.program;
   const OpCall& call = program.calls[0];
-  SequenceCall recorded;
-  recorded.program = entry.program;
-  recorded.executable = entry.executable.get();
-  recorded.owner = c10::intrusive_ptr<CacheEntry>::reclaim_copy(&entry);
-  for (int w = 0; w < program.input_words; ++w) {
-    WordSource source;
-    source.value = static_cast<int64_t>(words[w]);
-    recorded.words.push_back(source);
-  }
+  std::vector<Operand> tensors(call.tensors.size()), made;
   for (size_t i = 0; i < call.tensors.size(); ++i) {
-    const auto& slot = call.tensors[i];
-    const auto& tensor = reader.tensor(i);
-    Operand& operand = recorded.tensors.emplace_back();
-    if (slot.host_scalar) {
-      if (auto found = scalars_.find(tensor.unsafeGetTensorImpl()); found != scalars_.end()) {
-        met_scalars_[found->second] = true;
-        for (int half = 0; half < 2; ++half) recorded.words[slot.word + half] = {WordSource::Kind::scalar, found->second, half};
-      } else if (slot.meta.wrapped_number) {
-        note_constant(as_double(tensor));
-      } else {
-        keyed_scalars_.assign(keyed_scalars_.size(), true);  // it may have been computed on the host from any of them
-      }
-      continue;
-    }
-    if (!locate(tensor, &operand)) return;
-    if (slot.leader == static_cast<int>(i)) {
-      auto& source = recorded.words[slot.word];
-      source = {};
-      if (operand.storage >= 0) source = {WordSource::Kind::address, operand.storage, operand.byte_offset};
-    }
-    if (operand.storage < 0) continue;
-    const auto& argument = spec.arguments[slot.place.arg];
-    if (argument.written) insert_sorted(recorded.writes, operand.storage);
-    if (!argument.out) insert_sorted(recorded.reads, operand.storage);
+    if (!call.tensors[i].host_scalar && !locate(reader.tensor(i), &tensors[i])) return;
   }
-  if (draws) {
-    if (!read_draw(program, words, recorded)) return;
-  }
-  for (const auto& payload : call.payloads) {
-    if (recorded.words[payload.word].kind == WordSource::Kind::constant) note_constant(as_double(payload.type, words[payload.word]));
-  }
-  std::vector<int> made;
   for (const auto& storage : fresh) {
     SequenceStorage meta;
     meta.bytes = storage.nbytes();
-    made.push_back(add_storage(storage, meta));
-    recorded.words.push_back({WordSource::Kind::address, made.back(), 0});
-    insert_sorted(recorded.writes, made.back());
+    made.push_back({add_storage(storage, meta), 0});
   }
-  for (const auto& returned : program.returns) {
-    auto& list = recorded.results.emplace_back();
-    for (const auto& result : returned.results) {
-      Operand operand;
-      const auto bytes = result.meta.offset * static_cast<int64_t>(c10::elementSize(result.meta.dtype));
-      if (result.kind == ResultMeta::Kind::fresh)
-        operand = {made[result.source], bytes};
-      else if (result.kind == ResultMeta::Kind::argument || result.kind == ResultMeta::Kind::view)
-        operand = recorded.tensors[result.source];
-      if (result.kind == ResultMeta::Kind::view) operand.byte_offset += bytes;
-      list.push_back(operand);
-    }
+  SequenceCall recorded = make_call(entry.program, std::move(tensors), made, words.data());
+  recorded.executable = entry.executable.get();
+  recorded.owner = c10::intrusive_ptr<CacheEntry>::reclaim_copy(&entry);
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    if (call.tensors[i].host_scalar) read_scalar(call.tensors[i], reader.tensor(i), recorded);
+  }
+  if (draws && !read_draw(program, words, recorded)) return;
+  for (const auto& payload : call.payloads) {
+    if (recorded.words[payload.word].kind == WordSource::Kind::constant) note_constant(as_double(payload.type, words[payload.word]));
   }
   sequence_->calls.push_back(std::move(recorded));
+}
+
+/// A number on the host: a scalar input, or a constant.
+void Recorder::read_scalar(const TensorSlot& slot, const at::Tensor& tensor, SequenceCall& recorded) {
+  if (auto found = scalars_.find(tensor.unsafeGetTensorImpl()); found != scalars_.end()) {
+    met_scalars_[found->second] = true;
+    for (int half = 0; half < 2; ++half) recorded.words[slot.word + half] = {WordSource::Kind::scalar, found->second, half};
+  } else if (slot.meta.wrapped_number) {
+    note_constant(as_double(tensor));
+  } else {
+    keyed_scalars_.assign(keyed_scalars_.size(), true);  // it may have been computed on the host from any of them
+  }
 }
 
 SequenceResult Recorder::result_of(const c10::IValue& output, c10::ArrayRef<c10::IValue> earlier) {
@@ -259,46 +223,14 @@ std::shared_ptr<Sequence> Recorder::finish(c10::ArrayRef<c10::IValue> outputs) {
   // A scalar that no launch was seen to take may have become anything.
   for (size_t s = 0; s < met_scalars_.size(); ++s) keyed_scalars_[s] = keyed_scalars_[s] || !met_scalars_[s];
   if (stopped()) return nullptr;
-  settle(*sequence_);
-  return sequence_;
-}
-
-namespace {
-
-/// Whether a call does something besides filling the storages it makes.
-bool has_effect(const SequenceCall& call) {
-  return call.writes.empty() || call.call().op.operator_name().name.find("assert") != std::string::npos;
-}
-
-}  // namespace
-
-void settle(Sequence& sequence) {
-  auto& storages = sequence.storages;
-  std::vector<bool> needed(storages.size());
-  for (const auto& result : sequence.results) {
+  for (const auto& result : sequence_->results) {
     if (result.kind != SequenceResult::Kind::tensor || result.operand.storage < 0) continue;
-    auto& storage = storages[result.operand.storage];
+    auto& storage = sequence_->storages[result.operand.storage];
     storage.escapes = storage.kind == SequenceStorage::Kind::fresh;
   }
-  for (size_t s = 0; s < storages.size(); ++s) needed[s] = storages[s].kind == SequenceStorage::Kind::input || storages[s].escapes;
-  // From the end: what writes a needed storage is needed, and so is what that reads.
-  std::vector<SequenceCall> kept;
-  for (auto call = sequence.calls.rbegin(); call != sequence.calls.rend(); ++call) {
-    if (!has_effect(*call) && std::none_of(call->writes.begin(), call->writes.end(), [&](int s) { return needed[s]; })) continue;
-    for (int s : call->reads) needed[s] = true;
-    for (int s : call->writes) needed[s] = true;
-    kept.push_back(std::move(*call));
-  }
-  std::reverse(kept.begin(), kept.end());
-  sequence.calls = std::move(kept);
-  for (size_t c = 0; c < sequence.calls.size(); ++c) {
-    auto touch = [&](int s) {
-      if (storages[s].first < 0) storages[s].first = static_cast<int>(c);
-      storages[s].last = static_cast<int>(c);
-    };
-    for (int s : sequence.calls[c].reads) touch(s);
-    for (int s : sequence.calls[c].writes) touch(s);
-  }
+  drop_unneeded_calls(*sequence_);
+  find_lifetimes(*sequence_);
+  return sequence_;
 }
 
 }  // namespace neuron

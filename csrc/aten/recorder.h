@@ -41,8 +41,8 @@ class Recorder {
   const std::string& reason() const { return reason_; }
 
   /// A launch was made, or a call ran inline that the entry will launch next time. `words`: without the fresh storages, which follow.
-  void launched(CacheEntry& entry, const OpSpec& spec, const CallReader& reader, c10::ArrayRef<uint64_t> words,
-                c10::ArrayRef<c10::Storage> fresh, const Stream& stream, bool draws);
+  void launched(CacheEntry& entry, const CallReader& reader, c10::ArrayRef<uint64_t> words, c10::ArrayRef<c10::Storage> fresh,
+                const Stream& stream, bool draws);
 
   /// A storage was made without a launch (`empty`).
   void made(const c10::Storage& storage);
@@ -69,7 +69,7 @@ class Recorder {
   int find_storage(const c10::Storage& storage) const;
   /// Where a tensor lies; false (and stopped) when its storage is unknown.
   bool locate(const at::Tensor& tensor, Operand* operand);
-  void read_constants(const OpCall& call, c10::ArrayRef<uint64_t> words, SequenceCall& recorded);
+  void read_scalar(const TensorSlot& slot, const at::Tensor& tensor, SequenceCall& recorded);
   bool read_draw(const Program& program, c10::ArrayRef<uint64_t> words, SequenceCall& recorded);
   void note_constant(double value);
   SequenceResult result_of(const c10::IValue& output, c10::ArrayRef<c10::IValue> earlier);
@@ -92,8 +92,5 @@ class Recorder {
   std::vector<bool> keyed_scalars_, met_scalars_;
   std::vector<Draw> draws_;
 };
-
-/// Removes the calls whose results nothing needs, and fills in lifetimes. Part of Recorder::finish().
-void settle(Sequence& sequence);
 
 }  // namespace neuron

@@ -55,6 +55,11 @@ std::vector<Cache*>& caches() {
 
 }  // namespace
 
+uint64_t CacheEntry::next_id() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
 uint64_t hash_key(KeyWords words) {
   // Multiply-xorshift per word: about a nanosecond each, and collisions only cost a comparison.
   uint64_t h = 0x9e3779b97f4a7c15ULL ^ words.size();

@@ -26,12 +26,17 @@ using KeyWords = c10::ArrayRef<uint64_t>;
 uint64_t hash_key(KeyWords words);
 
 struct CacheEntry : c10::intrusive_ptr_target {
+  const uint64_t id = next_id();  ///< never used again, unlike an address
   std::vector<uint64_t> key;
+  uint64_t signature = 0;       ///< of overload and key: the same in each run of a program
+  bool fuses = false;           ///< pointwise: better not the last of a window
   std::vector<uint32_t> marks;  ///< where each argument's words begin, for explain()
   std::shared_ptr<const Program> program;
   std::unique_ptr<Executable> executable;
   bool settles = false;                 ///< has to have run before the caller goes on, see fix_default_dtype()
   c10::intrusive_ptr<CacheEntry> next;  ///< same hash, other key
+
+  static uint64_t next_id();
 };
 
 class Cache {

@@ -16,12 +16,28 @@ struct OpCounters {
   std::atomic<uint64_t> inlined{0};  ///< ran inline because their results depend on data
 };
 
+/// Launches of Programs of many calls, compiled or windows of Adaptive Eager.
+struct ProgramCounters {
+  std::atomic<uint64_t> launches{0};
+  std::atomic<uint64_t> calls{0};            ///< in them
+  std::atomic<uint64_t> fused_calls{0};      ///< in their fused groups
+  std::atomic<uint64_t> unwritten_bytes{0};  ///< of temporaries that fused groups never wrote to memory
+  void count(uint64_t of_calls, uint64_t fused, uint64_t unwritten) {
+    launches.fetch_add(1, std::memory_order_relaxed);
+    calls.fetch_add(of_calls, std::memory_order_relaxed);
+    fused_calls.fetch_add(fused, std::memory_order_relaxed);
+    unwritten_bytes.fetch_add(unwritten, std::memory_order_relaxed);
+  }
+};
+
 enum class CopyKind { host_to_device, device_to_host, device_to_device };
 
 /// Process-wide counters; all relaxed.
 struct Counters {
   std::atomic<uint64_t> launches{0}, syncs{0}, fallbacks{0};
   std::atomic<uint64_t> bytes[3] = {};  ///< by CopyKind
+  ProgramCounters compiled, windows;
+  std::atomic<uint64_t> closed_windows{0};  ///< also those that ran call by call
 };
 Counters& counters();
 

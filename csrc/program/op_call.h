@@ -51,6 +51,7 @@ struct TensorSlot {
   int leader = -1;   ///< index of the slot that leads the group (itself when alone)
   int same_as = -1;  ///< earlier slot that is the same tensor
   bool host_scalar = false;
+  bool read = true, written = false;  ///< what the call does to its memory
 };
 
 struct Payload {

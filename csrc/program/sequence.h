@@ -102,4 +102,15 @@ struct Sequence {
   int fresh_words() const { return seed_word() + (draws > 0 ? 2 : 0); }
 };
 
+/// A call whose payloads are constants, taken from `words`. `tensors`: by slot; `fresh`: where each fresh storage of the Program lies.
+/// `executable` and `owner` are the caller's to set.
+SequenceCall make_call(std::shared_ptr<const Program> program, std::vector<Operand> tensors, const std::vector<Operand>& fresh,
+                       const uint64_t* words);
+
+/// Removes calls that do nothing but fill temporaries which nobody needs.
+void drop_unneeded_calls(Sequence& sequence);
+
+/// Fills in SequenceStorage::first and last.
+void find_lifetimes(Sequence& sequence);
+
 }  // namespace neuron

@@ -3,6 +3,7 @@
 #include <frameobject.h>
 
 #include "csrc/aten/front_end.h"
+#include "csrc/aten/window.h"
 #include "csrc/program/cache.h"
 #include "csrc/program/explain.h"
 #include "csrc/program/program_target.h"
@@ -35,6 +36,15 @@ std::string call_site() {
   return site;
 }
 
+py::dict program_counts(const neuron::ProgramCounters& counts) {
+  py::dict all;
+  all["launches"] = counts.launches.load();
+  all["calls"] = counts.calls.load();
+  all["fused_calls"] = counts.fused_calls.load();
+  all["unwritten_bytes"] = counts.unwritten_bytes.load();
+  return all;
+}
+
 py::dict counters_dict() {
   py::dict ops;
   for (const auto& op : neuron::op_counts()) {
@@ -59,6 +69,9 @@ py::dict counters_dict() {
   for (const auto& [op, calls] : neuron::fallback_counts()) fallback_ops[op.c_str()] = calls;
   all["fallback_ops"] = fallback_ops;
   all["fallback_count"] = c.fallbacks.load();
+  all["compiled"] = program_counts(c.compiled);
+  all["windows"] = program_counts(c.windows);
+  all["closed_windows"] = c.closed_windows.load();
   all["cached_programs"] = neuron::cached_programs();
   all["meta_mismatches"] = neuron::target_is_open() ? neuron::program_target().meta_mismatches() : 0;
   return all;
@@ -95,6 +108,7 @@ void bind_explain(py::module_& m) {
       "Starts noting misses, synchronisations and fallbacks; with the Python line of each when asked.");
   m.def("_explain_end", explain_end, "Stops noting and returns the notes together with _counters().");
   m.def("_counters", counters_dict, "Counts since the process started (ops: since _clear_op_counts()).");
+  m.def("_set_adaptive_eager", neuron::set_adaptive_eager, py::arg("on"), "Switches Adaptive Eager; windows that are open close.");
   m.def("_clear_op_counts", neuron::clear_op_counts);
   m.def("_clear_program_cache", neuron::clear_cache, "Drops all cached Programs; they come back at one inline call each.");
   m.def("_register_front_end", neuron::register_front_end);

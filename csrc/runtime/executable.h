@@ -19,6 +19,9 @@ class Executable {
   bool serial = true;
 };
 
+/// Whether the calling thread runs the work of streams at this moment: it must not wait for another thread that may wait for that.
+bool runs_streams();
+
 /// Host threads that a parallel executable may use, as its caller last saw it (at::get_num_threads() of the launching thread).
 void set_compute_threads(int threads);
 int compute_threads();

@@ -180,6 +180,8 @@ Settings parse_settings() {
   reader.flag("TORCH_NEURONX_GUARD", &result.guard);
   reader.flag("NEURON_LAUNCH_BLOCKING", &result.launch_blocking);
   reader.flag("TORCH_NEURONX_CHECK_META", &result.check_meta);
+  reader.flag("TORCH_NEURONX_ENABLE_CONCATENATION", &result.adaptive_eager);
+  reader.flag("TORCH_NEURONX_ADAPTIVE_EAGER", &result.adaptive_eager);
   reader.flag("TORCH_NEURONX_ENABLE_STACK_TRACE", &result.stack_trace);
 
   reader.bytes("TORCH_NEURONX_HOST_MEMORY_LIMIT", &result.host_memory_limit);

@@ -40,6 +40,14 @@ class Capture {
   virtual void freed(Block* block) = 0;
 };
 
+/// Launches that were made and are not in the queue yet; closed, they are one record of it (csrc/aten/window.h).
+class Window {
+ public:
+  virtual ~Window() = default;
+  /// Puts what it holds into the queue.
+  virtual void close() = 0;
+};
+
 class Stream {
  public:
   Stream(int device, int64_t id, int priority) : device(device), id(id), priority(priority) {}
@@ -54,7 +62,12 @@ class Stream {
   // ---- Adding work. Each call returns the sequence number of what it added, and may wait when the queue is full. ----
 
   /// One launch of `exe`. `words` (data addresses, then scalar payload, as the executable laid them out) are copied.
-  virtual uint64_t launch(Executable& exe, const uint64_t* words, size_t count) = 0;
+  uint64_t launch(Executable& exe, const uint64_t* words, size_t count) {
+    close_window();
+    return launch_now(exe, words, count);
+  }
+  /// The same for the open window itself, which closes.
+  virtual uint64_t launch_now(Executable& exe, const uint64_t* words, size_t count) = 0;
 
   /// A host function in stream order. It must not touch Python. It may throw: see Note [Errors].
   virtual uint64_t call(std::function<void()> fn) = 0;
@@ -69,9 +82,22 @@ class Stream {
   void set_capture(Capture* capture) { capture_.store(capture, std::memory_order_release); }
   Capture* capture() const { return capture_.load(std::memory_order_acquire); }
 
+  // Note [Windows]
+  // While a window is open on the stream, enqueued() already counts the record that it will be, so that whoever waits for the stream to get
+  // as far as it is now waits for the window too. Everything else that is added, waits or asks closes it first.
+  void open_window(Window* window) { window_.store(window, std::memory_order_release); }
+  void close_window() {
+    if (Window* window = window_.load(std::memory_order_acquire)) [[unlikely]]
+      window->close();
+  }
+  /// The stream's own Window object, once its owner has attached one; it lives as long as the stream.
+  std::atomic<Window*> attached_window{nullptr};
+
   // ---- Looking. ----
 
-  uint64_t enqueued() const { return enqueued_.load(std::memory_order_acquire); }
+  uint64_t enqueued() const { return queued() + (window_.load(std::memory_order_acquire) != nullptr); }
+  /// Without an open window.
+  uint64_t queued() const { return enqueued_.load(std::memory_order_acquire); }
   uint64_t completed() const { return completed_.load(std::memory_order_acquire); }
   bool reached(uint64_t sequence) const { return completed() >= sequence; }
 
@@ -101,6 +127,7 @@ class Stream {
   std::atomic<uint64_t> completed_{0};
   std::atomic<bool> has_pending_{false};
   std::atomic<Capture*> capture_{nullptr};
+  std::atomic<Window*> window_{nullptr};
 };
 
 /// Called around each blocking wait; the Python module installs a pair that releases and takes the GIL.

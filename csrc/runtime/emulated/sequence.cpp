@@ -16,28 +16,7 @@ class KernelStep final : public SequenceStep {
   }
 
   void run(const SequenceLaunch& launch) override {
-    for (size_t w = 0; w < sources_.size(); ++w) {
-      const auto& source = sources_[w];
-      switch (source.kind) {
-        case WordSource::Kind::constant:
-          words_[w] = static_cast<uint64_t>(source.value);
-          break;
-        case WordSource::Kind::address: {
-          const uint64_t base = launch.bases[source.index];
-          words_[w] = base == 0 ? 0 : base + static_cast<uint64_t>(source.value);
-          break;
-        }
-        case WordSource::Kind::scalar:
-          words_[w] = launch.scalars[2 * source.index + source.value];
-          break;
-        case WordSource::Kind::seed:
-          words_[w] = launch.seed;
-          break;
-        case WordSource::Kind::draw:
-          words_[w] = launch.draw + static_cast<uint64_t>(source.value);
-          break;
-      }
-    }
+    for (size_t w = 0; w < sources_.size(); ++w) words_[w] = word_of(sources_[w], launch);
     executable_.run(words_.data());
   }
 

@@ -17,6 +17,25 @@ struct SequenceLaunch {
   uint64_t draw = 0;        ///< offset of the launch's first Philox word
 };
 
+/// One word of a call, at this launch.
+inline uint64_t word_of(const WordSource& source, const SequenceLaunch& launch) {
+  switch (source.kind) {
+    case WordSource::Kind::constant:
+      return static_cast<uint64_t>(source.value);
+    case WordSource::Kind::address: {
+      const uint64_t base = launch.bases[source.index];
+      return base == 0 ? 0 : base + static_cast<uint64_t>(source.value);
+    }
+    case WordSource::Kind::scalar:
+      return launch.scalars[2 * source.index + source.value];
+    case WordSource::Kind::seed:
+      return launch.seed;
+    case WordSource::Kind::draw:
+      return launch.draw + static_cast<uint64_t>(source.value);
+  }
+  return 0;
+}
+
 /// A part of a Sequence that runs in one go: a whole kernel, or a fused group. Steps run one at a time per process.
 class SequenceStep {
  public:

@@ -68,7 +68,7 @@ class Executor {
 
   /// A producer's nudge; cheap unless the worker sleeps and the work is worth waking it.
   void added(const EmulatedStream& stream, bool urgent) {
-    if (sleeping_.load(std::memory_order_seq_cst) && (urgent || stream.enqueued() - stream.completed() >= kKickBacklog)) kick();
+    if (sleeping_.load(std::memory_order_seq_cst) && (urgent || stream.queued() - stream.completed() >= kKickBacklog)) kick();
   }
 
   void kick() {
@@ -120,7 +120,7 @@ class Executor {
     if (getpid() != owner_ || stopping_.exchange(true)) return;
     kick();
     if (worker_.joinable()) worker_.join();
-    for (auto* stream : snapshot()) stream->drain(stream->enqueued());
+    for (auto* stream : snapshot()) stream->drain(stream->queued());
   }
 
  private:
@@ -133,7 +133,7 @@ class Executor {
 
   uint64_t total_enqueued(const std::vector<EmulatedStream*>& streams) const {
     uint64_t total = 0;
-    for (auto* s : streams) total += s->enqueued();
+    for (auto* s : streams) total += s->queued();
     return total;
   }
 
@@ -228,7 +228,7 @@ bool EmulatedStream::make_room(size_t words) {
 
 uint64_t EmulatedStream::push(uint64_t kind, uint64_t subject, const uint64_t* words, size_t count, bool serial) {
   std::unique_lock lock(producer_);
-  while (enqueued() - completed() >= kMostPending || !make_room(kPrefix + count)) {
+  while (queued() - completed() >= kMostPending || !make_room(kPrefix + count)) {
     lock.unlock();
     relieve();
     lock.lock();
@@ -248,7 +248,7 @@ uint64_t EmulatedStream::push(uint64_t kind, uint64_t subject, const uint64_t* w
 /// Back pressure. Brief, so that the thread comes back to Python, where Ctrl-C is seen, however long the queued work takes.
 void EmulatedStream::relieve() {
   auto& executor = Executor::get();
-  auto some_room = [&] { return enqueued() - completed() <= kMostPending - kBatch; };
+  auto some_room = [&] { return queued() - completed() <= kMostPending - kBatch; };
   const auto until = std::chrono::steady_clock::now() + kRelief;
   auto run = [&] {
     do {
@@ -263,10 +263,10 @@ void EmulatedStream::relieve() {
   executor.release();
 }
 
-uint64_t EmulatedStream::launch(Executable& exe, const uint64_t* words, size_t count) {
+uint64_t EmulatedStream::launch_now(Executable& exe, const uint64_t* words, size_t count) {
   if (Capture* capture = this->capture()) [[unlikely]] {
     capture->add({&exe, nullptr, {words, words + count}});
-    return enqueued();
+    return queued();
   }
   auto subject = reinterpret_cast<uint64_t>(&exe);
   if (count <= ring_.size() / 8) return push(kLaunch, subject, words, count, exe.serial);
@@ -277,23 +277,29 @@ uint64_t EmulatedStream::launch(Executable& exe, const uint64_t* words, size_t c
 }
 
 uint64_t EmulatedStream::call(std::function<void()> fn) {
+  close_window();
   if (Capture* capture = this->capture()) {
     capture->add({nullptr, std::move(fn), {}});
-    return enqueued();
+    return queued();
   }
   return push(kCall, reinterpret_cast<uint64_t>(new std::function<void()>(std::move(fn))), nullptr, 0, true);
 }
 
 uint64_t EmulatedStream::mark(TimeCell time) {
+  close_window();
   return push(kMark, reinterpret_cast<uint64_t>(time ? new TimeCell(std::move(time)) : nullptr), nullptr, 0, true);
 }
 
 void EmulatedStream::wait_for(Stream& other, uint64_t sequence) {
+  close_window();
   if (&other == this || other.reached(sequence)) return;
+  other.close_window();
+  sequence = std::min(sequence, other.queued());
   push(kWait, reinterpret_cast<uint64_t>(&other), &sequence, 1, true);
 }
 
 bool EmulatedStream::query() {
+  close_window();
   if (idle()) return true;
   Executor::get().kick();
   return idle();
@@ -306,6 +312,8 @@ void EmulatedStream::drain(uint64_t sequence) {
         "pageable memory, or has a result whose shape depends on data): keep it out of the capture");
   }
   if (reached(sequence)) return;
+  close_window();
+  sequence = std::min(sequence, queued());  // it may have promised the record of a window that another thread was closing
   auto& executor = Executor::get();
   if (holding_slot) return executor.run_until(*this, sequence);
   HostWaitScope wait;
@@ -397,6 +405,8 @@ ComputeSlot::ComputeSlot() : nested_(holding_slot) {
 ComputeSlot::~ComputeSlot() {
   if (!nested_) Executor::get().release();
 }
+
+bool runs_streams() { return holding_slot; }
 
 void set_compute_threads(int threads) { Executor::get().set_threads(threads); }
 int compute_threads() { return Executor::get().threads(); }

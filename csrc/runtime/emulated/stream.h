@@ -27,7 +27,7 @@ class EmulatedStream final : public Stream {
  public:
   EmulatedStream(int device, int64_t id, int priority, size_t ring_words);
 
-  uint64_t launch(Executable& exe, const uint64_t* words, size_t count) override;
+  uint64_t launch_now(Executable& exe, const uint64_t* words, size_t count) override;
   uint64_t call(std::function<void()> fn) override;
   uint64_t mark(TimeCell time) override;
   void wait_for(Stream& other, uint64_t sequence) override;
@@ -42,7 +42,7 @@ class EmulatedStream final : public Stream {
   uint64_t push(uint64_t kind, uint64_t subject, const uint64_t* words, size_t count, bool serial);
   bool make_room(size_t words);
   void relieve();
-  bool idle() const { return completed() == enqueued(); }
+  bool idle() const { return completed() == queued(); }
 
   // Consumer side, called with the compute slot held.
   bool next_is_serial();
