@@ -235,6 +235,7 @@ def test_precompile(cache: Cache, tmp_path: Path) -> None:
 
     summary = precompile(str(script), [], "trn2")
     assert summary.compiled == 4, summary  # ones, mm, relu, add
+    assert command.main(["precompile", str(script), "--target", "trn2", "--", "--steps", "1"]) == 0
     assert list(summary.not_lowered) == ["aten::nonzero"] and not summary.failed
     again = precompile(str(script), [], "trn2")
     assert (again.compiled, again.cached) == (0, 4)

@@ -32,6 +32,7 @@ def register(package: ModuleType) -> None:
         _nki_names.offer()
         ipc.register()
         hook.install()
+        _be_strict()
     except Exception as error:
         _failure = error
         _offer_the_failure(package)
@@ -41,6 +42,17 @@ def register(package: ModuleType) -> None:
         # Some other backend owns PyTorch's slot: torch.device("neuron") cannot exist, and using the package says why.
         _failure = _failure or error
         _offer_the_failure(package)
+
+
+def _be_strict() -> None:
+    """TORCH_NEURONX_STRICT: what a chip would not run is an error from the first call on."""
+    import os
+
+    target = os.environ.get("TORCH_NEURONX_STRICT")
+    if target:
+        from torch_neuronx import readiness
+
+        readiness.enforce(target)
 
 
 def _require_extension(package: ModuleType) -> None:

@@ -87,6 +87,7 @@ VARIABLES = (
         "NEURON_EAGER_MODEL_CACHE_SIZE", _integer(1, 1 << 30), "16384", "the same under AWS's name; TORCH_NEURONX_EAGER_CACHE_SIZE wins"
     ),
     _variable("TORCH_NEURONX_QUEUE_SIZE", _integer(1 << 10, 1 << 30), "131072", "64-bit words in the queue of a stream"),
+    _variable("TORCH_NEURONX_STRICT", _word("trn1", "trn2", "trn3"), "off", "refuse what this chip would not run, in eager"),
     _variable("TORCH_NEURONX_NEFF_CACHE_DIR", ("a folder", bool), "the user's cache folder", "where programs compiled for a chip are kept"),
     _variable("TORCH_NEURONX_NEFF_CACHE_SIZE", _SIZE, "32G", "size beyond which the least recently used compiled programs are removed"),
     _variable("TORCH_NEURONX_DISABLE_NEFF_CACHE", _flag(), "0", "compile every program for the chip anew"),

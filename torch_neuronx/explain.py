@@ -21,6 +21,7 @@ class Report:
 
     def __init__(self, counters: dict[str, Any]):
         self._counters = counters
+        self.readiness: Any = None  #: torch_neuronx.readiness.Report, when a target was named
 
     def as_dict(self) -> dict[str, Any]:
         """The counters as plain dicts, lists, strings and ints (a copy).
@@ -97,6 +98,8 @@ class Report:
 
             for title, rows in report.lines(self._counters["compile"]):
                 lines += _table(title, rows)
+        if self.readiness is not None:
+            lines.append(str(self.readiness))
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -162,14 +165,20 @@ class explain:
 
     Args:
         sites: record the Python line of each cache miss, host wait and fallback (default: yes; it costs time only where one happens).
+        target: also say what a chip ("trn1", "trn2", "trn3") would make of it: ``report.readiness``. Needs ``torchneuron[compiler]``.
 
     The report is empty until the block ends. One block at a time in a process: RuntimeError.
     """
 
     _open: explain | None = None
 
-    def __init__(self, sites: bool = True):
+    def __init__(self, sites: bool = True, target: str | None = None):
         self._sites = sites
+        self._watch: Any = None
+        if target is not None:
+            from torch_neuronx.readiness import Watch
+
+            self._watch = Watch(target)
         self._report = Report(_NOTHING)
         self._before = _NOTHING
         self._compiled_before: Any = None
@@ -184,11 +193,18 @@ class explain:
         self._before = _C._counters()
         self._compiled_before = _compiled_until_now()
         _C._explain_begin(self._sites)
+        if self._watch is not None:
+            self._watch.__enter__()
         return self._report
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         explain._open = None
+        if self._watch is not None:
+            self._watch.__exit__(exc_type, exc, tb)
+            self._report.readiness = self._watch.report
         self._report._counters = {**_between(self._before, _C._explain_end()), "compile": _compiled_since(self._compiled_before)}
+        if self._watch is not None:
+            self._watch.add_syncs(self._report._counters["syncs"])
 
 
 def _compiled_until_now() -> Any:

@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     precompile.add_argument("script")
     precompile.add_argument("--target", choices=TARGETS, default=None, help="default: NEURON_PLATFORM_TARGET_OVERRIDE, else this machine's")
     precompile.add_argument("--lnc", type=int, choices=(1, 2), default=None)
-    precompile.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
+    precompile.add_argument("arguments", nargs="*", help="arguments of the script, after --")
     options = parser.parse_args(arguments)
     try:
         return _cache(options) if options.command == "cache" else _precompile(options)
