@@ -270,6 +270,18 @@ def test_a_slice_at_another_offset() -> None:
         assert graph([buffer[start:]])[0].tolist() == [0, 1]
 
 
+def test_a_view_that_reaches_beyond_its_tensor_stays_inside_the_storage() -> None:
+    graph = _C.CompiledGraph(lambda x: [x.as_strided((6,), (1,), 0) + 1], "reaching")
+    large = torch.arange(8.0, device=DEVICE)
+    for _ in range(2):
+        assert graph([large[:3]])[0].tolist() == [1, 2, 3, 4, 5, 6]
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        graph([torch.arange(3.0, device=DEVICE)])
+    assert graph([large[:3]])[0].tolist() == [1, 2, 3, 4, 5, 6]
+    stats = graph.stats()
+    assert stats["replays"] == 2 and stats["fallbacks"] == 1 and "reaches beyond" in next(iter(stats["fallback_reasons"]))
+
+
 def test_writes_bump_versions_as_eager_does() -> None:
     graph = _C.CompiledGraph(lambda x: [x.add_(1).mul_(2)], "bump")
     for _ in range(3):

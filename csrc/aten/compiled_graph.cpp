@@ -21,6 +21,8 @@ enum Tag : uint64_t { kTensor = 1, kHostTensor, kUndefined, kNone, kInt, kBool, 
 
 constexpr int kMostAttempts = 3;  // recordings of a key that other threads' work may have spoilt
 
+const std::string kReachesOut = "a view that reaches beyond its input, whose storage is smaller than when it was recorded";
+
 uint64_t bits(double value) {
   uint64_t word;
   std::memcpy(&word, &value, sizeof word);
@@ -28,6 +30,28 @@ uint64_t bits(double value) {
 }
 
 int64_t byte_offset(const at::TensorBase& tensor) { return tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize()); }
+
+/// Which input was the first on a storage. Open addressing: asked for each input at each call.
+class StorageSet {
+ public:
+  explicit StorageSet(size_t most) {
+    size_t size = 8;
+    while (size < 2 * most) size *= 2;
+    slots_.resize(size, {nullptr, 0});
+  }
+  size_t add(const c10::StorageImpl* storage, size_t input) {
+    const size_t mask = slots_.size() - 1;
+    for (size_t at = (reinterpret_cast<uintptr_t>(storage) >> 4) * 0x9e3779b97f4a7c15ULL >> 32 & mask;; at = (at + 1) & mask) {
+      if (slots_[at].first == storage) return slots_[at].second;
+      if (slots_[at].first != nullptr) continue;
+      slots_[at] = {storage, input};
+      return input;
+    }
+  }
+
+ private:
+  c10::SmallVector<std::pair<const c10::StorageImpl*, size_t>, 64> slots_;
+};
 
 }  // namespace
 
@@ -62,7 +86,8 @@ std::string CompiledGraph::read(const Values& inputs, Key& key) const {
   auto& words = key.words;
   words.reserve(8 * inputs.size() + 2);
   words.assign(2, 0);
-  std::unordered_map<const c10::StorageImpl*, size_t> storages;
+  key.marks.reserve(inputs.size());
+  StorageSet storages(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     const auto& value = inputs[i];
     key.marks.push_back(static_cast<uint32_t>(words.size()));
@@ -106,9 +131,9 @@ std::string CompiledGraph::read(const Values& inputs, Key& key) const {
                       uint64_t{tensor._is_zerotensor()} << 35 | uint64_t{tensor.is_inference()} << 36);
       for (int64_t size : tensor.sizes()) words.push_back(static_cast<uint64_t>(size));
       for (int64_t stride : tensor.strides()) words.push_back(static_cast<uint64_t>(stride));
-      auto [first, alone] = storages.emplace(tensor.storage().unsafeGetStorageImpl(), i);
-      words.push_back(alone ? inputs.size() : first->second);
-      if (!alone) words.push_back(static_cast<uint64_t>(byte_offset(tensor) - byte_offset(inputs[first->second].toTensor())));
+      const size_t first = storages.add(tensor.storage().unsafeGetStorageImpl(), i);
+      words.push_back(first);
+      if (first != i) words.push_back(static_cast<uint64_t>(byte_offset(tensor) - byte_offset(inputs[first].toTensor())));
       if (offsets_in_key_) words.push_back(static_cast<uint64_t>(tensor.storage_offset()));
     }
   }
@@ -170,6 +195,22 @@ std::string CompiledGraph::difference(const Key& key) const {
   return "the same inputs";
 }
 
+namespace {
+
+/// Whether what was recorded stays inside of the inputs' storages: a view may have reached beyond its tensor, into a storage that was
+/// larger.
+bool inside_storages(const Sequence& sequence, const CompiledGraph::Values& inputs) {
+  for (int s = 0; s < sequence.input_storages; ++s) {
+    const auto& storage = sequence.storages[s];
+    const auto& tensor = inputs[storage.input].toTensor();
+    const int64_t base = byte_offset(tensor);
+    if (base + storage.begin < 0 || base + storage.end > static_cast<int64_t>(tensor.storage().nbytes())) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 void CompiledGraph::note_miss(const std::string& reason) const {
   if (recording().on()) recording().miss("compiled graph " + name_, reason);
 }
@@ -191,7 +232,8 @@ std::unique_ptr<CompiledGraph::Run> CompiledGraph::start(const Values& inputs, s
   // Inside of another graph's first run: that one records what this one does.
   const bool nested = Recorder::current() != nullptr;
   Stream* stream = current_stream(key->device);
-  const bool replays = entry && entry->loaded && !nested;
+  const bool fits = entry && entry->loaded && inside_storages(*entry->sequence, inputs);
+  const bool replays = fits && !nested;
   const bool gives_up = entry && !entry->loaded && entry->attempts >= kMostAttempts;
   {
     std::lock_guard lock(mutex_);
@@ -202,17 +244,18 @@ std::unique_ptr<CompiledGraph::Run> CompiledGraph::start(const Values& inputs, s
       if (stats_.miss_reasons.size() < 1000) stats_.miss_reasons.push_back(reason);
       note_miss(reason);
     }
-    if (gives_up) {
+    if (gives_up || (entry && entry->loaded && !fits)) {
+      const std::string& reason = gives_up ? entry->reason : kReachesOut;
       ++stats_.fallbacks;
-      ++stats_.fallback_reasons[entry->reason];
-      note_miss("runs node by node: " + entry->reason);
+      ++stats_.fallback_reasons[reason];
+      note_miss("runs node by node: " + reason);
     }
   }
   if (replays) {
     replay(*entry, inputs, key->device, *results);
     return nullptr;
   }
-  const bool records = !nested && !gives_up && stream->capture() == nullptr;
+  const bool records = !nested && !gives_up && stream->capture() == nullptr && (!entry || !entry->loaded);
   return std::make_unique<Run>(*this, records ? std::move(key) : nullptr, inputs, records ? stream : nullptr);
 }
 

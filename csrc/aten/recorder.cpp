@@ -97,6 +97,8 @@ bool Recorder::locate(const at::Tensor& tensor, Operand* operand) {
   auto& storage = sequence_->storages[index];
   if (storage.kind == SequenceStorage::Kind::fresh) storage.bytes = std::max(storage.bytes, tensor.storage().nbytes());
   *operand = {index, byte_offset(tensor) - bases_[index]};
+  storage.begin = std::min(storage.begin, operand->byte_offset);
+  storage.end = std::max(storage.end, operand->byte_offset + static_cast<int64_t>(TensorMeta::of(tensor, 0).span_bytes()));
   return true;
 }
 

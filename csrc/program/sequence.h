@@ -64,8 +64,10 @@ struct SequenceCall {
 struct SequenceStorage {
   enum class Kind : uint8_t { input, fresh };
   Kind kind = Kind::fresh;
-  int input = -1;        ///< which tensor input leads it
-  size_t bytes = 0;      ///< of a fresh one
+  int input = -1;     ///< which tensor input leads it
+  size_t bytes = 0;   ///< of a fresh one
+  int64_t begin = 0;  ///< of an input: bytes from its base to the first and past the last that a call or a result may touch
+  int64_t end = 0;
   bool escapes = false;  ///< a result lies in it
   int first = -1;        ///< the first call that touches it, and the last; -1: none does
   int last = -1;
