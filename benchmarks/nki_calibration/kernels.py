@@ -117,6 +117,8 @@ def mamba_v1(delta: Any, u: Any, a: Any, b: Any, c: Any) -> Any:
     states = a.shape[1]
     out = nl.ndarray(delta.shape, dtype=delta.dtype, buffer=nl.shared_hbm)
     sums = [nl.ndarray((P, steps), dtype=nl.float32, buffer=nl.sbuf) for _ in range(0, channels, P)]
+    ones = nl.ndarray((1, P), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
     for total in sums:
         nisa.memset(dst=total, value=0.0)
     for state in range(states):
@@ -127,20 +129,24 @@ def mamba_v1(delta: Any, u: Any, a: Any, b: Any, c: Any) -> Any:
             nisa.activation(dst=kept, op=nl.exp, data=rate, scale=decay)
             step = nl.ndarray((P, steps), dtype=nl.float32, buffer=nl.sbuf)
             nisa.tensor_tensor(dst=step, data1=rate, data2=drive, op=nl.multiply)
-            nisa.tensor_tensor(dst=step, data1=step, data2=_load_shared(b, state), op=nl.multiply)
+            nisa.tensor_tensor(dst=step, data1=step, data2=_shared_row(b, state, ones), op=nl.multiply)
             value = nl.ndarray((P, steps), dtype=nl.float32, buffer=nl.sbuf)
             nisa.tensor_tensor_scan(dst=value, data0=kept, data1=step, initial=0.0, op0=nl.multiply, op1=nl.add)
-            nisa.tensor_tensor(dst=value, data1=value, data2=_load_shared(c, state), op=nl.multiply)
+            nisa.tensor_tensor(dst=value, data1=value, data2=_shared_row(c, state, ones), op=nl.multiply)
             nisa.tensor_tensor(dst=total, data1=total, data2=value, op=nl.add)
     for i, total in enumerate(sums):
         nisa.dma_copy(dst=out[i * P : (i + 1) * P, :], src=total)
     return out
 
 
-def _load_shared(source: Any, row: int) -> Any:
+def _shared_row(source: Any, row: int, ones: Any) -> Any:
+    """A row in every partition of SBUF: multiplied by ones on the Tensor Engine, copied out by the Scalar Engine."""
     steps = source.shape[1]
+    loaded = _load(source, row, 1, 0, steps)
+    product = nl.ndarray((P, steps), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=product, stationary=ones, moving=loaded)
     tile = nl.ndarray((P, steps), dtype=source.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=source.ap(pattern=[[0, P], [1, steps]], offset=row * steps))
+    nisa.activation(dst=tile, op=nl.copy, data=product)
     return tile
 
 
@@ -213,14 +219,17 @@ def dependent_activations(source: Any, length: int = 8) -> Any:
 
 
 @nki.jit
-def transpose_all(source: Any) -> Any:
-    """A square matrix turned tile by tile on the Tensor Engine."""
+def transpose_all(source: Any, block: int = 1024) -> Any:
+    """A square matrix turned tile by tile on the Tensor Engine; a result's rows leave SBUF ``block`` elements at a time."""
     rows, columns = source.shape
     out = nl.ndarray((columns, rows), dtype=source.dtype, buffer=nl.shared_hbm)
-    for i in range(0, rows, P):
-        tile = _load(source, i, P, 0, columns)
+    for i in range(0, rows, block):
+        tiles = [_load(source, k, P, 0, columns) for k in range(i, i + block, P)]
         for j in range(0, columns, P):
-            turned = nl.ndarray((P, P), dtype=source.dtype, buffer=nl.psum)
-            nisa.nc_transpose(dst=turned, data=tile[:, j : j + P], engine=nisa.engine.tensor)
-            _store(out, turned, j, i)
+            result = nl.ndarray((P, block), dtype=source.dtype, buffer=nl.sbuf)
+            for k, tile in enumerate(tiles):
+                turned = nl.ndarray((P, P), dtype=source.dtype, buffer=nl.psum)
+                nisa.nc_transpose(dst=turned, data=tile[:, j : j + P], engine=nisa.engine.tensor)
+                nisa.tensor_copy(dst=result[:, k * P : (k + 1) * P], src=turned)
+            nisa.dma_copy(dst=out[j : j + P, i : i + block], src=result)
     return out

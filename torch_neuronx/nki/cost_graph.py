@@ -36,6 +36,7 @@ class Task:
     loop: Loop | None = None
     successors: list[tuple[Task, Edge]] = field(default_factory=list)
     waits: int = 0
+    psum: tuple[Buffer, ...] = ()  # tensors in PSUM without an address that it touches
 
     def after(self, earlier: Task, edge: Edge) -> None:
         earlier.successors.append((self, edge))
@@ -61,6 +62,8 @@ class _Builder:
             releases = self.place.before(position, instructions)
             task = Task(len(self.tasks), node if isinstance(node, Instruction) else None, node if isinstance(node, Loop) else None)
             self.tasks.append(task)
+            if task.instruction is not None:
+                task.psum = tuple({a.buffer for a in (*node.reads, *node.writes) if _placed(a.buffer, MemoryRegion.psum)})
             self._connect(task, instructions, releases)
             self.place.used(position, instructions, task)
 
@@ -225,27 +228,49 @@ def _box(access: AccessPattern) -> tuple[int, int, int, int]:
     return start // row, (stop - 1) // row, left, right
 
 
+def banks(buffer: Buffer) -> int:
+    """PSUM banks that a tensor fills."""
+    return math.ceil(buffer.free_bytes / PSUM_BANK_BYTES)
+
+
+def _placed(buffer: Buffer, region: MemoryRegion) -> bool:
+    """The compiler chooses its place."""
+    return buffer.region is region and buffer.address is None
+
+
+def free_banks(tasks: Sequence[Task]) -> int:
+    """PSUM banks that no tensor with an address occupies."""
+    taken: set[int] = set()
+    for task in tasks:
+        for i in flatten([node for node in (task.instruction, task.loop) if node is not None]):
+            for buffer in {a.buffer for a in (*i.reads, *i.writes) if a.region is MemoryRegion.psum}:
+                if buffer.address is not None:
+                    taken.update(
+                        range(buffer.address[1] // PSUM_BANK_BYTES, math.ceil((buffer.address[1] + buffer.free_bytes) / PSUM_BANK_BYTES))
+                    )
+    return PSUM_BANKS - len(taken)
+
+
 class _Placement:
-    """Where tensors without an address live, in program order; gives the releases that their first users wait for."""
+    """Where SBUF tensors without an address live, in program order; gives the releases that their first users wait for."""
 
     def __init__(self, nodes: Sequence[Node], target: Target, builder: _Builder) -> None:
         self._builder = builder
-        self._last: dict[Buffer, int] = {}
+        last: dict[Buffer, int] = {}
         addressed = 0
         for position, node in enumerate(nodes):
             for i in flatten([node]):
                 for access in (*i.reads, *i.writes):
-                    self._last[access.buffer] = position
-                    if access.region is MemoryRegion.sbuf and access.buffer.address is not None:
-                        addressed = max(addressed, access.buffer.address[1] + access.buffer.free_bytes)
-        self._pools = {
-            MemoryRegion.sbuf: _Pool(max(target.sbuf_usable_bytes - addressed, 0)),
-            MemoryRegion.psum: _Pool(PSUM_BANKS),
-        }
+                    if access.region is MemoryRegion.sbuf:
+                        last[access.buffer] = position
+        for buffer in last:
+            if buffer.address is not None:
+                addressed = max(addressed, buffer.address[1] + buffer.free_bytes)
+        self._pool = _Pool(max(target.sbuf_usable_bytes - addressed, 0))
         self._release: dict[Buffer, list[Task]] = {}
         self._users: dict[Buffer, list[Task]] = {}
         self._dying: dict[int, list[Buffer]] = {}
-        for buffer, position in self._last.items():
+        for buffer, position in last.items():
             self._dying.setdefault(position, []).append(buffer)
 
     def before(self, position: int, instructions: list[Instruction]) -> list[Task]:
@@ -253,7 +278,7 @@ class _Placement:
         for i in instructions:
             for access in (*i.reads, *i.writes):
                 buffer = access.buffer
-                if buffer.address is not None or not buffer.region.on_chip:
+                if not _placed(buffer, MemoryRegion.sbuf):
                     continue
                 if buffer not in self._release:
                     self._release[buffer] = self._allocate(buffer)
@@ -262,8 +287,7 @@ class _Placement:
 
     def _allocate(self, buffer: Buffer) -> list[Task]:
         self._users[buffer] = []
-        amount = math.ceil(buffer.free_bytes / PSUM_BANK_BYTES) if buffer.region is MemoryRegion.psum else buffer.free_bytes
-        former = self._pools[buffer.region].take(amount)
+        former = self._pool.take(buffer.free_bytes)
         if not former:
             return []
         release = self._builder.new_release()
@@ -278,29 +302,28 @@ class _Placement:
         for buffer in self._dying.get(position, []):
             users = self._users.pop(buffer, None)
             if users is not None:
-                amount = math.ceil(buffer.free_bytes / PSUM_BANK_BYTES) if buffer.region is MemoryRegion.psum else buffer.free_bytes
-                self._pools[buffer.region].give(amount, users)
+                self._pool.give(buffer.free_bytes, users)
 
 
 class _Pool:
-    """A memory's units (bytes of a partition, or banks). What was given back first is taken first."""
+    """Bytes of a partition. What was given back first is taken first."""
 
     def __init__(self, capacity: int) -> None:
         self._fresh = capacity
         self._dead: deque[tuple[int, list[Task]]] = deque()
 
     def take(self, amount: int) -> list[Task]:
-        """The tasks after which ``amount`` units are free. An over-full memory (checks are off) makes nobody wait."""
+        """The tasks after which ``amount`` bytes are free. An over-full memory (checks are off) makes nobody wait."""
         fresh = min(amount, self._fresh)
         self._fresh -= fresh
         amount -= fresh
         former: dict[Task, None] = {}
         while amount > 0 and self._dead:
-            units, users = self._dead.popleft()
+            size, users = self._dead.popleft()
             former.update(dict.fromkeys(users))
-            if units > amount:
-                self._dead.appendleft((units - amount, users))
-            amount -= units
+            if size > amount:
+                self._dead.appendleft((size - amount, users))
+            amount -= size
         return list(former)
 
     def give(self, amount: int, users: list[Task]) -> None:

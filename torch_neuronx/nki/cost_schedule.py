@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch_neuronx.nki import cost, cost_dma
+from torch_neuronx.nki.cost_banks import Banks
 from torch_neuronx.nki.cost_graph import Edge, Task, build
 from torch_neuronx.nki.cost_parameters import DMA_ENGINES, PARAMETERS, CostParameters
 from torch_neuronx.nki.instruction import Engine, Instruction, Loop, Node
@@ -100,6 +101,7 @@ class _Core:
         self.tasks = build(nodes, target)
         self.queues = {engine: _Queue(start, [], []) for engine in (*COMPUTE, Engine.dma)}
         self.dma_free = [start] * DMA_ENGINES
+        self.banks = Banks(self.tasks, start)
         self.ready_at: dict[int, float] = {}
         self._inside: set[int] = set()
         self.spans: list[Span] = []
@@ -123,10 +125,17 @@ class _Core:
         for task in [task for task in tasks if task.waits == 0]:
             self._enqueue(task, self.ready_at.get(task.index, self.origin))
         while True:
+            for task, at in self.banks.granted():
+                self._queue(task, at)
             engine = min(self.queues, key=lambda e: self.queues[e].next_start())
             now = self.queues[engine].next_start()
             if now == float("inf"):
-                return
+                forced = self.banks.force(self.end)
+                if not forced:
+                    return
+                for task, at in forced:
+                    self._queue(task, at)
+                continue
             task = self.queues[engine].pop(now)
             assert task.instruction is not None
             if engine is Engine.dma:
@@ -168,6 +177,7 @@ class _Core:
 
     def _finish(self, task: Task, end: float, visible: float, engine: Engine | None) -> None:
         self.end = max(self.end, visible)
+        self.banks.done(task, end)
         for successor, edge in task.successors:
             at = visible if edge is Edge.data else end
             if engine is not None and engine is not Engine.dma and not _on(successor, engine):
@@ -180,7 +190,13 @@ class _Core:
     def _enqueue(self, task: Task, at: float) -> None:
         if task.instruction is None:  # memory is free: no time passes
             self._finish(task, at, at, None)
-            return
+        elif task.psum:
+            self.banks.ask(task, at)
+        else:
+            self._queue(task, at)
+
+    def _queue(self, task: Task, at: float) -> None:
+        assert task.instruction is not None
         engine = task.instruction.engine
         if engine is Engine.dma:
             engine = task.instruction.attrs.get("trigger", Engine.sync)

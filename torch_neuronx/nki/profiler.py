@@ -235,7 +235,9 @@ class Latency:
         return self._time_us
 
 
-def benchmark(kernel: Any = None, warmup: int = 10, iters: int = 100, save_neff_name: str | None = None, save_trace_name: str | None = None) -> Any:
+def benchmark(
+    kernel: Any = None, warmup: int = 10, iters: int = 100, save_neff_name: str | None = None, save_trace_name: str | None = None
+) -> Any:
     """``nki.benchmark``, with or without parentheses: a kernel that keeps its modelled time in ``benchmark_result`` whenever it is called.
 
     Args:

@@ -8,11 +8,10 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from torch_neuronx.nki.kernels.tiles import BANK, P, count, evacuate, spans
+from torch_neuronx.nki.kernels.tiles import BANK, P, count, evacuate, itemsize, load_contraction, spans, widest
 
-# Bytes of a partition. The left block stays while right blocks pass by, two at a time: one at work, one on its way.
-_LEFT_BYTES, _RIGHT_BYTES = 96 * 1024, 48 * 1024
-_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_LEFT_BYTES = 96 * 1024  # of a partition, for the left operand's block
+_RESULT_BYTES = 12 * 1024  # and for results on their way out
 
 
 @nki.jit
@@ -30,12 +29,12 @@ def matmul(lhs_t: Any, rhs: Any) -> Any:
     n = rhs.shape[1]
     out = nl.ndarray((m, n), dtype=lhs_t.dtype, buffer=nl.shared_hbm)
     steps = count(contraction, P)
-    column_bytes = _BYTES[str(lhs_t.dtype)] * steps
+    column_bytes = itemsize(lhs_t) * steps
     turn = 0
-    for m0, rows in spans(m, _block(1024, _LEFT_BYTES, column_bytes)):
-        left = _load_block(lhs_t, m0, rows)
-        for n0, columns in spans(n, _block(2048, _RIGHT_BYTES, column_bytes)):
-            right = _load_block(rhs, n0, columns)
+    for m0, rows in spans(m, widest(1024, _LEFT_BYTES, column_bytes)):
+        left = load_contraction(lhs_t, m0, rows)
+        for n0, columns in spans(n, _right_columns(n, rows, column_bytes)):
+            right = load_contraction(rhs, n0, columns)
             for i0, tile_rows in spans(rows, P):
                 result = nl.ndarray((tile_rows, columns), dtype=out.dtype, buffer=nl.sbuf)
                 for j0, width in spans(columns, BANK):
@@ -50,18 +49,10 @@ def matmul(lhs_t: Any, rhs: Any) -> Any:
     return out
 
 
-def _block(widest: int, budget: int, column_bytes: int) -> int:
-    """Columns of a resident block: long rows make good use of the DMA engines, but all of the contraction must fit."""
-    return max(P, min(widest, budget // column_bytes // P * P))
-
-
-def _load_block(source: Any, column: int, columns: int) -> Any:
-    """Columns of an HBM matrix with rows folded onto partitions: ``[128, rows / 128, columns]``."""
-    rows = source.shape[0]
-    block = nl.ndarray((min(P, rows), count(rows, P), columns), dtype=source.dtype, buffer=nl.sbuf)
-    for k, (start, depth) in enumerate(spans(rows, P)):
-        nisa.dma_copy(dst=block[0:depth, k, :], src=source[start : start + depth, column : column + columns])
-    return block
+def _right_columns(columns: int, left_columns: int, column_bytes: int) -> int:
+    """All columns of the right operand where they fit beside the left block; else blocks of which one is at work and one on its way."""
+    budget = nl.tile_size.sbuf_fmax_bytes - _RESULT_BYTES - left_columns * column_bytes
+    return columns if columns <= 2048 and columns * column_bytes <= budget else widest(2048, budget // 2, column_bytes)
 
 
 @nki.jit
@@ -85,31 +76,29 @@ def matmul_fp8(lhs_t: Any, rhs: Any, scale: float = 1.0, dtype: Any = None) -> A
     assert contraction % (2 * P) == 0, f"matmul_fp8: K must be a multiple of {2 * P}, got {contraction}; pad both operands with zeros"
     kind = lhs_t.dtype if dtype is None else dtype
     out = nl.ndarray((m, n), dtype=nl.bfloat16, buffer=nl.shared_hbm)
-    for m0, rows in spans(m, 4 * P):
-        left = _load_pairs(lhs_t, m0, rows, kind)
-        for n0, columns in spans(n, BANK):
-            right = _load_pairs(rhs, n0, columns, kind)
+    steps = contraction // P
+    for m0, rows in spans(m, widest(1024, _LEFT_BYTES, steps)):
+        left = _pairs(load_contraction(lhs_t, m0, rows), kind)
+        for n0, columns in spans(n, _right_columns(n, rows, steps)):
+            right = _pairs(load_contraction(rhs, n0, columns), kind)
             for i0, tile_rows in spans(rows, P):
-                product = nl.ndarray((tile_rows, columns), dtype=nl.float32, buffer=nl.psum)
-                for k in range(contraction // (2 * P)):
-                    nisa.nc_matmul(
-                        dst=product,
-                        stationary=left[:, k, :, i0 : i0 + tile_rows],
-                        moving=right[:, k, :, :],
-                        perf_mode=nisa.matmul_perf_mode.double_row,
-                    )
                 result = nl.ndarray((tile_rows, columns), dtype=nl.bfloat16, buffer=nl.sbuf)
-                nisa.activation(dst=result, op=nl.copy, data=product, scale=scale)
+                for j0, width in spans(columns, BANK):
+                    product = nl.ndarray((tile_rows, width), dtype=nl.float32, buffer=nl.psum)
+                    for k in range(steps // 2):
+                        nisa.nc_matmul(
+                            dst=product,
+                            stationary=left[:, k, :, i0 : i0 + tile_rows],
+                            moving=right[:, k, :, j0 : j0 + width],
+                            perf_mode=nisa.matmul_perf_mode.double_row,
+                        )
+                    nisa.activation(dst=result[:, j0 : j0 + width], op=nl.copy, data=product, scale=scale)
                 nisa.dma_copy(dst=out[m0 + i0 : m0 + i0 + tile_rows, n0 : n0 + columns], src=result)
     return out
 
 
-def _load_pairs(source: Any, column: int, columns: int, dtype: Any) -> Any:
-    """``[128, K / 256, 2, columns]``: which rows make a pair is free as long as both operands agree."""
-    steps = source.shape[0] // (2 * P)
-    block = nl.ndarray((P, steps, 2, columns), dtype=source.dtype, buffer=nl.sbuf)
-    for k in range(steps):
-        for row in range(2):
-            start = (2 * k + row) * P
-            nisa.dma_copy(dst=block[:, k, row, :], src=source[start : start + P, column : column + columns])
-    return block if str(source.dtype) == str(dtype) else block.view(dtype)
+def _pairs(block: Any, dtype: Any) -> Any:
+    """``[128, K / 256, 2, columns]``: two steps of the contraction for the double-row mode."""
+    partitions, steps, columns = block.shape
+    typed = block if str(block.dtype) == str(dtype) else block.view(dtype)
+    return typed.reshape((partitions, steps // 2, 2, columns))

@@ -8,7 +8,9 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from torch_neuronx.nki.kernels.tiles import BANK, P, count, evacuate, spans, transpose
+from torch_neuronx.nki.kernels.tiles import BANK, P, count, evacuate, itemsize, spans, transpose, widest
+
+_WEIGHT_BYTES = 64 * 1024  # of a partition, for a block of an expert's weights
 
 
 @nki.jit
@@ -36,17 +38,18 @@ def moe_grouped_matmul(x: Any, weights: Any, rows: Any, experts: Any) -> Any:
         expert = nisa.register_alloc()
         nisa.register_load(expert, experts[b])
         tokens_t = _gather_turned(x, rows, b)
-        for n0, width in spans(columns, BANK):
+        for n0, width in spans(columns, widest(1024, _WEIGHT_BYTES, itemsize(weights) * count(depth, P))):
             block = nl.ndarray((min(P, depth), count(depth, P), width), dtype=weights.dtype, buffer=nl.sbuf)
             for k, (k0, length) in enumerate(spans(depth, P)):
                 source = weights.ap(pattern=[[columns, length], [1, width]], offset=k0 * columns + n0, scalar_offset=expert, indirect_dim=0)
                 nisa.dma_copy(dst=block[0:length, k, :], src=source)
-            product = nl.ndarray((P, width), dtype=nl.float32, buffer=nl.psum)
-            for k, (_, length) in enumerate(spans(depth, P)):
-                nisa.nc_matmul(dst=product, stationary=tokens_t[0:length, k, :], moving=block[0:length, k, :])
             result = nl.ndarray((P, width), dtype=x.dtype, buffer=nl.sbuf)
-            evacuate(result, product, turn)
-            turn += 1
+            for j0, bank in spans(width, BANK):
+                product = nl.ndarray((P, bank), dtype=nl.float32, buffer=nl.psum)
+                for k, (_, length) in enumerate(spans(depth, P)):
+                    nisa.nc_matmul(dst=product, stationary=tokens_t[0:length, k, :], moving=block[0:length, k, j0 : j0 + bank])
+                evacuate(result[:, j0 : j0 + bank], product, turn)
+                turn += 1
             nisa.dma_copy(dst=out[b * P : (b + 1) * P, n0 : n0 + width], src=result)
     return out
 

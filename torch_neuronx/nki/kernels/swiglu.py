@@ -8,7 +8,9 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from torch_neuronx.nki.kernels.tiles import BANK, P, count, evacuate, spans, transpose
+from torch_neuronx.nki.kernels.tiles import BANK, P, count, evacuate, itemsize, load_steps, spans, transpose, widest
+
+_WEIGHT_BYTES = 32 * 1024  # of a partition, for a block of one weight
 
 
 @nki.jit
@@ -29,8 +31,9 @@ def swiglu_mlp(x: Any, w_gate: Any, w_up: Any, w_down: Any) -> Any:
     for t0, n in spans(tokens, BANK):
         x_t = _load_turned(x, t0, n)
         gated = nl.ndarray((min(P, inner), count(inner, P), n), dtype=x.dtype, buffer=nl.sbuf)
-        for f0, columns in spans(inner, BANK):
-            gate_weights, up_weights = _load_columns(w_gate, f0, columns), _load_columns(w_up, f0, columns)
+        block = widest(1024, _WEIGHT_BYTES, itemsize(x) * count(hidden, P))
+        for f0, columns in spans(inner, block):
+            gate_weights, up_weights = load_steps(w_gate, f0, columns), load_steps(w_up, f0, columns)
             for i0, width in spans(columns, P):
                 gate = _project(gate_weights, i0, width, x_t, hidden)
                 up = _project(up_weights, i0, width, x_t, hidden)
@@ -53,15 +56,6 @@ def _load_turned(x: Any, t0: int, n: int) -> Any:
     return turned
 
 
-def _load_columns(weights: Any, start: int, columns: int) -> Any:
-    """``[128, rows / 128, columns]``."""
-    rows = weights.shape[0]
-    tile = nl.ndarray((min(P, rows), count(rows, P), columns), dtype=weights.dtype, buffer=nl.sbuf)
-    for k, (r0, depth) in enumerate(spans(rows, P)):
-        nisa.dma_copy(dst=tile[0:depth, k, :], src=weights[r0 : r0 + depth, start : start + columns])
-    return tile
-
-
 def _project(weights: Any, start: int, width: int, x_t: Any, hidden: int) -> Any:
     """``weights.T @ x.T``: ``[width, tokens]`` in PSUM."""
     product = nl.ndarray((width, x_t.shape[2]), dtype=nl.float32, buffer=nl.psum)
@@ -73,13 +67,15 @@ def _project(weights: Any, start: int, width: int, x_t: Any, hidden: int) -> Any
 def _project_down(out: Any, t0: int, gated: Any, w_down: Any, n: int) -> None:
     inner, hidden = w_down.shape
     turn = 0
-    for h0, columns in spans(hidden, BANK):
-        weights = _load_columns(w_down, h0, columns)
+    for h0, columns in spans(hidden, widest(1024, 2 * _WEIGHT_BYTES, itemsize(out) * count(inner, P))):
+        weights = load_steps(w_down, h0, columns)
         for start, rows in spans(n, P):
-            product = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.psum)
-            for k, (_, depth) in enumerate(spans(inner, P)):
-                nisa.nc_matmul(dst=product, stationary=gated[0:depth, k, start : start + rows], moving=weights[0:depth, k, :])
             result = nl.ndarray((rows, columns), dtype=out.dtype, buffer=nl.sbuf)
-            evacuate(result, product, turn)
-            turn += 1
+            for j0, width in spans(columns, BANK):
+                product = nl.ndarray((rows, width), dtype=nl.float32, buffer=nl.psum)
+                for k, (_, depth) in enumerate(spans(inner, P)):
+                    moving = weights[0:depth, k, j0 : j0 + width]
+                    nisa.nc_matmul(dst=product, stationary=gated[0:depth, k, start : start + rows], moving=moving)
+                evacuate(result[:, j0 : j0 + width], product, turn)
+                turn += 1
             nisa.dma_copy(dst=out[t0 + start : t0 + start + rows, h0 : h0 + columns], src=result)

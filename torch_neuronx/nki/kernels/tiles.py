@@ -9,6 +9,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 P = 128  # partitions
+_RUN_BYTES = 4096  # a DMA's rows should be this long; a longer one only makes the first matmul wait
 BANK = 512  # fp32 values of a PSUM bank in a partition: the widest moving operand
 
 
@@ -20,6 +21,45 @@ def spans(size: int, tile: int) -> Iterator[tuple[int, int]]:
 
 def count(size: int, tile: int) -> int:
     return (size + tile - 1) // tile
+
+
+def load_contraction(source: Any, column: int, columns: int) -> Any:
+    """Columns of an HBM matrix ``[K, N]`` with the contraction K on partitions: ``[128, K / 128, columns]``, a step of a matmul per index.
+
+    Which row of K goes to which step and partition is free, as long as both operands agree. If 128 divides K, a partition takes
+    neighbouring rows, so that a block of all columns is one long run for the DMA engines; otherwise a step takes neighbouring rows and
+    the last one is short.
+    """
+    rows = source.shape[0]
+    if rows % P:
+        return load_steps(source, column, columns)
+    steps = rows // P
+    block = nl.ndarray((P, steps, columns), dtype=source.dtype, buffer=nl.sbuf)
+    folded = source.reshape((P, steps, source.shape[1]))
+    row_bytes = itemsize(source) * columns
+    at_once = max(1, min(steps, _RUN_BYTES // row_bytes)) if columns == source.shape[1] else min(steps, 4)
+    for step, together in spans(steps, at_once):
+        part = slice(step, step + together)
+        nisa.dma_copy(dst=block[:, part, :], src=folded[:, part, column : column + columns])
+    return block
+
+
+def load_steps(source: Any, column: int, columns: int) -> Any:
+    """As :func:`load_contraction`, but a step is 128 neighbouring rows: for operands whose partner was made on chip in that order."""
+    rows = source.shape[0]
+    block = nl.ndarray((min(P, rows), count(rows, P), columns), dtype=source.dtype, buffer=nl.sbuf)
+    for step, (start, depth) in enumerate(spans(rows, P)):
+        nisa.dma_copy(dst=block[0:depth, step, :], src=source[start : start + depth, column : column + columns])
+    return block
+
+
+def widest(limit: int, budget: int, column_bytes: int) -> int:
+    """Columns of a resident block: long rows make good use of the DMA engines, but ``budget`` bytes of a partition must hold them."""
+    return max(P, min(limit, budget // column_bytes // P * P))
+
+
+def itemsize(tensor: Any) -> int:
+    return {"float32": 4, "float16": 2, "bfloat16": 2}.get(str(tensor.dtype), 1)
 
 
 def evacuate(dst: Any, src: Any, turn: int) -> None:
