@@ -99,17 +99,18 @@ def _trn1_matmul(what: str, ms: float, use: str, kernel: object) -> Point:
 def _self_attention(what: str, tokens: int, dim: int, dtype: torch.dtype, threshold: float) -> Point:
     shape = f"{tokens}x{dim} {str(dtype).removeprefix('torch.')}"
     model = _attention(tokens, dim, dtype, what == "allocated")
-    return Point(f"self-attention of one head, {what}", shape, "trn1", threshold / 1.05, _SAMPLES, CHECK, "other", model)
+    quick = what == "allocated" and dtype is torch.bfloat16 and tokens == 4096
+    return Point(f"self-attention of one head, {what}", shape, "trn1", threshold / 1.05, _SAMPLES, CHECK, "other", model, quick)
 
 
 def _mamba(steps: int, ms: float) -> Point:
     shape = f"C 4096, N 16, {steps} steps, fp32"
-    return Point("mamba v2", shape, "trn1", 1000 * ms, _DOCS, CHECK, "other", _mamba_v2(steps), quick=steps <= 2048)
+    return Point("mamba v2", shape, "trn1", 1000 * ms, _DOCS, CHECK, "other", _mamba_v2(steps), quick=False)
 
 
 def _conv3x3(dtype: torch.dtype, threshold: float) -> Point:
     shape = f"224x224 {str(dtype).removeprefix('torch.')}"
-    return Point("conv2d 3x3, 256 to 256 channels", shape, "trn2", threshold / 1.2, _COURSE, CHECK, "other", _conv(dtype))
+    return Point("conv2d 3x3, 256 to 256 channels", shape, "trn2", threshold / 1.2, _COURSE, CHECK, "other", _conv(dtype), quick=False)
 
 
 def _transpose() -> float:

@@ -40,6 +40,7 @@ class LineCost(NamedTuple):
     """One line of the kernel on one engine."""
 
     line: SourceLine
+    opcode: str  # several are joined by "+"
     engine: str
     busy_us: float
     instructions: int
@@ -122,13 +123,18 @@ class Profile:
         """
         busy: dict[tuple[SourceLine, str], float] = defaultdict(float)
         count: dict[tuple[SourceLine, str], set[int]] = defaultdict(set)
+        opcodes: dict[SourceLine, set[str]] = defaultdict(set)
         for span in self.spans:
             key = (span.instruction.line, span.engine.name)
             share = len(span.queues) / DMA_ENGINES if span.queues else 1.0
             busy[key] += (span.end - span.start) * span.turns / 1000 * share
             count[key].add(id(span.instruction))
+            opcodes[span.instruction.line].add(span.instruction.opcode)
         ranked = sorted(busy, key=lambda key: -busy[key])
-        return [LineCost(line, engine, busy[line, engine], len(count[line, engine])) for line, engine in ranked[:limit]]
+        return [
+            LineCost(line, "+".join(sorted(opcodes[line])), engine, busy[line, engine], len(count[line, engine]))
+            for line, engine in ranked[:limit]
+        ]
 
     def to_perfetto(self, path: str | Path) -> Path:
         """Writes the timeline as a trace that https://ui.perfetto.dev opens: a process for each core, a track for each engine.
@@ -168,12 +174,16 @@ class Profile:
         shares = {name: share for name, share in self.utilization.items() if not name[-1].isdigit() and share > 0}
         busy = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())
         roof = self.roofline
-        work = f"HBM {self.hbm_bytes / 1e6:.3f} MB, {self.operations / 1e9:.3f} GFLOP"
+        work = f"HBM {self.hbm_bytes / 1e6:.3f} MB, "
+        if self.operations:
+            work += f"{self.operations / 1e9:.3f} GFLOP, {self.intensity:.1f} FLOP per byte (ridge {roof.ridge:.0f})"
+        else:
+            work += "nothing for the Tensor Engine"
         return "\n".join(
             [
                 f"{self.name} on {self.target.name}, {self.cores} core(s): {self.time_us:.2f} us ({NOTE})",
                 f"  {self.instructions} instructions, bound by {self.bound}; busy: {busy}",
-                f"  {work}, {self.intensity:.1f} FLOP per byte (ridge {roof.ridge:.0f})",
+                f"  {work}",
                 f"  roofline {roof.time_us:.2f} us by {roof.bound}: {100 * roof.share:.0f} % of it reached",
             ]
         )

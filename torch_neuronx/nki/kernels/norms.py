@@ -8,7 +8,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from torch_neuronx.nki.kernels.tiles import P, count, load_row, spans
+from torch_neuronx.nki.kernels.tiles import P, count, itemsize, load_row, spans
 
 _STATS = 512  # elements that one bn_stats instruction takes
 
@@ -35,7 +35,10 @@ def softmax(x: Any) -> Any:
 
 @nki.jit
 def rms_norm(x: Any, weight: Any, eps: float = 1e-6) -> Any:
-    """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension of ``x`` ``[rows, columns]``; ``weight`` is ``[columns]``."""
+    """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension of ``x`` ``[rows, columns]``; ``weight`` is ``[columns]``.
+
+    With 16-bit inputs the normalised row is rounded to their dtype before it is multiplied by the weight.
+    """
     rows, columns = x.shape
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     scale = load_row(weight, min(rows, P))
@@ -44,19 +47,32 @@ def rms_norm(x: Any, weight: Any, eps: float = 1e-6) -> Any:
     for r0, n in spans(rows, P):
         tile = nl.ndarray((n, columns), dtype=x.dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=tile, src=x[r0 : r0 + n, :])
-        squares = nl.ndarray((n, columns), dtype=nl.float32, buffer=nl.sbuf)
+        squares = nl.ndarray((n, columns), dtype=x.dtype, buffer=nl.sbuf)  # not used; their sum is float32
         root = nl.ndarray((n, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.activation_reduce(dst=squares, op=nl.square, data=tile, reduce_op=nl.add, reduce_res=root)
         nisa.activation(dst=root, op=nl.rsqrt, data=root, scale=1.0 / columns, bias=epsilon[0:n, :])
         result = nl.ndarray((n, columns), dtype=x.dtype, buffer=nl.sbuf)
-        nisa.scalar_tensor_tensor(dst=result, data=tile, op0=nl.multiply, operand0=root, op1=nl.multiply, operand1=scale[0:n, :])
+        _scale_rows(result, tile, root, scale[0:n, :])
         nisa.dma_copy(dst=out[r0 : r0 + n, :], src=result)
     return out
 
 
+def _scale_rows(dst: Any, tile: Any, factor: Any, scale: Any) -> None:
+    """``dst = tile * factor * scale``. In 16 bits two instructions of the Vector Engine's wide modes beat one of two inputs."""
+    if itemsize(tile) == 2:
+        normal = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=normal, data=tile, op0=nl.multiply, operand0=factor, engine=nisa.engine.vector)
+        nisa.tensor_tensor(dst=dst, data1=normal, data2=scale, op=nl.multiply, engine=nisa.engine.vector)
+    else:
+        nisa.scalar_tensor_tensor(dst=dst, data=tile, op0=nl.multiply, operand0=factor, op1=nl.multiply, operand1=scale)
+
+
 @nki.jit
 def layer_norm(x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
-    """``(x - mean) / sqrt(var + eps) * weight + bias`` over the last dimension of ``x`` ``[rows, columns]``."""
+    """``(x - mean) / sqrt(var + eps) * weight + bias`` over the last dimension of ``x`` ``[rows, columns]``.
+
+    With 16-bit inputs the normalised row is rounded to their dtype before it is multiplied by the weight.
+    """
     rows, columns = x.shape
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     scale, shift = load_row(weight, min(rows, P)), load_row(bias, min(rows, P))
@@ -71,7 +87,7 @@ def layer_norm(x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
         # x * root - mean * root on the Scalar Engine, so that the Vector Engine keeps the two products with tiles.
         centre = nl.ndarray((n, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_scalar(dst=centre, data=moments[:, 0:1], op0=nl.multiply, operand0=root, op1=nl.multiply, operand1=-1.0)
-        normal = nl.ndarray((n, columns), dtype=nl.float32, buffer=nl.sbuf)
+        normal = nl.ndarray((n, columns), dtype=x.dtype, buffer=nl.sbuf)
         nisa.activation(dst=normal, op=nl.copy, data=tile, scale=root, bias=centre)
         nisa.tensor_tensor(dst=normal, data1=normal, data2=scale[0:n, :], op=nl.multiply)
         result = nl.ndarray((n, columns), dtype=x.dtype, buffer=nl.sbuf)
