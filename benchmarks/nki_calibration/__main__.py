@@ -26,9 +26,9 @@ are published only as an upper limit. Kernels are our own, with the loop structu
 self-attention times is not stated: trn1 is assumed.
 
 No parameter was fitted to a "check" point, but few of them were blind. That trn1's DMA is a rate without a cost per row was chosen because
-all four matmul times ask for it (the rate itself comes from one); that PSUM banks go to whoever is ready, instead of in program order, after
-a first comparison with the self-attention rows; how our mamba v1 kernel broadcasts B and C (through the Tensor Engine; its publication does
-not say) after one with its row. The convolutions were blind.
+all four matmul times ask for it (the rate itself comes from one); that PSUM banks go to whoever is ready, instead of in program order,
+after a first comparison with the self-attention rows; how our mamba v1 kernel broadcasts B and C (through the Tensor Engine; its
+publication does not say) after one with its row. The convolutions were blind.
 """
 
 _LEFT_OUT = """

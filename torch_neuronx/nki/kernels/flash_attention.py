@@ -13,7 +13,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from torch_neuronx.nki.kernels.tiles import BANK, P, count, load_transposed, spans
+from torch_neuronx.nki.kernels.tiles import BANK, P, count, load_transposed, spans, transpose
 
 KEYS = 2 * BANK  # keys of a block
 MASKED = -1.0e30
@@ -56,6 +56,7 @@ def flash_attention(q: Any, k: Any, v: Any, scale: float = 1.0, causal: bool = F
             keys_t = load_transposed(k[head // group], 0, keys, dim)
             values = load_rows(v[head // group])
         queries_t = load_transposed(q[head], 0, queries, dim)
+        sums = nl.ndarray((min(P, queries), count(queries, P)), dtype=nl.float32, buffer=nl.sbuf)
         for q0, n in spans(queries, P):
             visible = min(keys, q0 + n) if causal else keys
             state = None
@@ -64,7 +65,8 @@ def flash_attention(q: Any, k: Any, v: Any, scale: float = 1.0, causal: bool = F
                 if causal and k0 + width > q0:
                     _apply_mask(block, mask, q0 - k0)
                 state = _accumulate(state, block, values, k0, dim, scale)
-            _finish(state, out[head, q0 : q0 + n, :], lse[head, q0 : q0 + n, :], scale)
+            _finish(state, out[head, q0 : q0 + n, :], sums[0:n, q0 // P : q0 // P + 1], scale)
+        _store_sums(lse[head], sums)
     return out, lse
 
 
@@ -149,7 +151,7 @@ def _times_values(probabilities: Any, values: Any, k0: int, dim: int) -> Any:
 
 
 def _finish(state: Running | None, out: Any, lse: Any, scale: float) -> None:
-    """Divides by the sum and stores a tile."""
+    """Divides by the sum and stores a tile; ``lse`` is ``[queries, 1]`` in SBUF."""
     assert state is not None
     n, dim = state.output.shape
     inverse = _column(n)
@@ -159,8 +161,19 @@ def _finish(state: Running | None, out: Any, lse: Any, scale: float) -> None:
     nisa.dma_copy(dst=out, src=result)
     logarithm = _column(n)
     nisa.activation(dst=logarithm, op=nl.log, data=state.total)
-    nisa.scalar_tensor_tensor(dst=logarithm, data=state.largest, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=logarithm)
-    nisa.dma_copy(dst=lse, src=logarithm)
+    nisa.scalar_tensor_tensor(dst=lse, data=state.largest, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=logarithm)
+
+
+def _store_sums(lse: Any, sums: Any) -> None:
+    """``[128, tiles]`` to ``[queries, 1]``: turned first, because rows of four bytes keep the DMA engines busy for nothing."""
+    queries = lse.shape[0]
+    full = queries // P
+    for start, tiles in spans(full, P):
+        turned = nl.ndarray((tiles, P), dtype=nl.float32, buffer=nl.sbuf)
+        transpose(turned, sums[:, start : start + tiles])
+        nisa.dma_copy(dst=lse[start * P : (start + tiles) * P, :].reshape((tiles, P)), src=turned)
+    if queries % P:
+        nisa.dma_copy(dst=lse[full * P : queries, :], src=sums[0 : queries % P, full : full + 1])
 
 
 def _column(n: int) -> Any:
