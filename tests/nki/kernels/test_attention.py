@@ -48,13 +48,13 @@ def test_forward_and_backward(heads: int, kv_heads: int, queries: int, keys: int
 
 
 def test_sequence_2048_head_128_takes_seconds(target: str) -> None:
-    """Simulated forward and backward with all checks; the figure itself is in docs/nki-kernels.md."""
+    """Simulated forward and backward with all checks, traced for the first time."""
     q, k, v, d_out = (torch.randn(1, 2048, 128, dtype=torch.bfloat16) for _ in range(4))
     scale = 128**-0.5
-    started = time.perf_counter()
+    started = time.process_time()
     out, lse = flash_attention(q, k, v, scale=scale, causal=True)
     gradients = flash_attention_backward(q, k, v, out, d_out, lse, scale=scale, causal=True)
-    elapsed = time.perf_counter() - started
+    elapsed = time.process_time() - started
     wide = [t.float().requires_grad_() for t in (q, k, v)]
     expected = F.scaled_dot_product_attention(*wide, is_causal=True)
     expected.backward(d_out.float())
@@ -62,7 +62,7 @@ def test_sequence_2048_head_128_takes_seconds(target: str) -> None:
     for gradient, tensor in zip(gradients, wide, strict=True):
         assert tensor.grad is not None
         close(gradient, tensor.grad)
-    assert elapsed < 60  # generous, for a loaded machine; the bar is 10 on a quiet one
+    assert elapsed < 10  # seconds of CPU time
 
 
 def test_a_head_of_more_than_128_is_refused() -> None:
