@@ -40,7 +40,7 @@ def _tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def _time(kernel: object, *args: object, target: str, **kwargs: object) -> float:
-    profile: Profile = kernel.profile(*args, target=target, **kwargs)  # type: ignore[attr-defined]
+    profile: Profile = kernel.profile(*args, target=target, **kwargs)
     return profile.time_us
 
 

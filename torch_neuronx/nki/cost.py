@@ -92,7 +92,7 @@ def _elements(factor: float = 1.0, extra: float = 0.0) -> Formula:
 
 def _one_input(i: Instruction, target: Target) -> float:
     """Copies and tensor-scalar operations: N, less in the wide modes."""
-    n = width(i)
+    n: float = width(i)
     if i.engine is Engine.scalar:
         return max(MIN_INITIATION, n / _scalar_rate(i, target))
     if i.engine is Engine.vector and target.generation >= 3:
@@ -135,7 +135,7 @@ def _tensor_tensor(i: Instruction, target: Target) -> float:
         return max(MIN_INITIATION, 2 * n)
     both_sbuf = _in_sbuf(*inputs)
     simple = i.attrs.get("op") in ("add", "multiply", "subtract") and all(_unit_stride(a) and a.dtype.name == "bfloat16" for a in operands)
-    cycles = n if not both_sbuf or simple else 2 * n
+    cycles: float = n if not both_sbuf or simple else 2 * n
     if target.generation >= 3 and both_sbuf and all(_fast_dtype(a, target) for a in operands):
         cycles /= 2
     return max(MIN_INITIATION, cycles)

@@ -63,7 +63,8 @@ class _Builder:
             task = Task(len(self.tasks), node if isinstance(node, Instruction) else None, node if isinstance(node, Loop) else None)
             self.tasks.append(task)
             if task.instruction is not None:
-                task.psum = tuple({a.buffer for a in (*node.reads, *node.writes) if _placed(a.buffer, MemoryRegion.psum)})
+                i = task.instruction
+                task.psum = tuple({a.buffer for a in (*i.reads, *i.writes) if _placed(a.buffer, MemoryRegion.psum)})
             self._connect(task, instructions, releases)
             self.place.used(position, instructions, task)
 
@@ -84,9 +85,9 @@ class _Builder:
         for i in instructions:
             for index in i.after:
                 wait(self.by_instruction.get(index), Edge.data)
-            for key in (*i.register_reads, *i.register_writes):
-                wait(self.scalars.get(key, (None, []))[0], Edge.data)
-            for key in (*i.register_writes, *([i.accumulator] if i.accumulator else [])):
+            for register in (*i.register_reads, *i.register_writes):
+                wait(self.scalars.get(register, (None, []))[0], Edge.data)
+            for key in _written_scalars(i):
                 writer, readers = self.scalars.get(key, (None, []))
                 wait(writer, Edge.order)
                 for reader in readers:
@@ -108,9 +109,9 @@ class _Builder:
                     self._history(access).read(access, task)
             for access in i.writes:
                 self._history(access).write(access, task)
-            for key in i.register_reads:
-                self.scalars.setdefault(key, (None, []))[1].append(task)
-            for key in (*i.register_writes, *([i.accumulator] if i.accumulator else [])):
+            for register in i.register_reads:
+                self.scalars.setdefault(register, (None, []))[1].append(task)
+            for key in _written_scalars(i):
                 self.scalars[key] = (task, [])
         for earlier, edge in waits.items():
             task.after(earlier, edge)
@@ -121,6 +122,11 @@ class _Builder:
         if history is None:
             history = self.memory[key] = _History()
         return history
+
+
+def _written_scalars(i: Instruction) -> list[object]:
+    """Registers, and the accumulator of its engine."""
+    return [*i.register_writes, *([i.accumulator] if i.accumulator else [])]
 
 
 def _edge(earlier: Task, reader: Instruction) -> Edge:

@@ -35,7 +35,7 @@ def test_forward_and_backward(heads: int, kv_heads: int, queries: int, keys: int
     d_out = torch.randn(heads, queries, dim, dtype=dtype)
     scale = dim**-0.5
     wide = [t.double().requires_grad_() for t in (q, k, v)]
-    expected = reference(*wide, causal, scale)
+    expected = reference(wide[0], wide[1], wide[2], causal, scale)
     expected.backward(d_out.double())
 
     out, lse = flash_attention(q, k, v, scale=scale, causal=causal)
@@ -56,7 +56,7 @@ def test_sequence_2048_head_128_takes_seconds(target: str) -> None:
     gradients = flash_attention_backward(q, k, v, out, d_out, lse, scale=scale, causal=True)
     elapsed = time.process_time() - started
     wide = [t.float().requires_grad_() for t in (q, k, v)]
-    expected = F.scaled_dot_product_attention(*wide, is_causal=True)
+    expected = F.scaled_dot_product_attention(wide[0], wide[1], wide[2], is_causal=True)
     expected.backward(d_out.float())
     close(out, expected.detach())
     for gradient, tensor in zip(gradients, wide, strict=True):

@@ -17,7 +17,7 @@ def test_attention_has_gradients() -> None:
     out = functional.attention(q, k, v, is_causal=True)
     out.square().sum().backward()
     other = [t.detach().cpu().requires_grad_() for t in (q, k, v)]
-    expected = F.scaled_dot_product_attention(*other, is_causal=True, enable_gqa=True)
+    expected = F.scaled_dot_product_attention(other[0], other[1], other[2], is_causal=True, enable_gqa=True)
     expected.square().sum().backward()
     close(out.detach(), expected.detach())
     for mine, theirs in zip((q, k, v), other, strict=True):
