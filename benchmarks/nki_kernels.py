@@ -73,9 +73,9 @@ CASES: list[tuple[Any, str, tuple[Any, ...], dict[str, Any]]] = [
 
 _INTRO = """# NKI kernel library
 
-`torch_neuronx.nki.kernels` holds kernels that this project wrote in NKI. They use public NKI only, so they also run with the vendor's
-`nki` package. Call them with CPU or `neuron` tensors; each docstring gives shapes and dtypes. All are tested against PyTorch
-(`tests/nki/kernels/`).
+`torch_neuronx.nki.kernels` holds kernels that this project wrote in NKI. They use its public names only, in the ordinary Python that NKI
+0.7 traces; they were not tried with the vendor's `nki` package. Call them with CPU or `neuron` tensors; each docstring gives shapes and
+dtypes. All are tested against PyTorch (`tests/nki/kernels/`).
 
 ```python
 import torch

@@ -199,3 +199,29 @@ def test_benchmark_result() -> None:
     assert latency.get_latency_percentile(50) == latency.get_latency_percentile(99) == profile.time_us
     with pytest.raises(ValueError, match="101"):
         latency.get_latency_percentile(101)
+
+
+@nki.jit
+def double(x: Any) -> Any:
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    a = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=a, src=x)
+    nisa.tensor_scalar(dst=a, data=a, op0=nl.multiply, operand0=2.0)
+    nisa.dma_copy(dst=out, src=a)
+    return out
+
+
+def test_the_benchmark_decorator_runs_and_models() -> None:
+    x = torch.randn(128, 32)
+    bench = nki.benchmark(warmup=2, iters=3)(double)
+    assert bench.benchmark_result is None and bench.__name__ == "double"
+    torch.testing.assert_close(bench(x), 2 * x)
+    assert bench.benchmark_result.nc_latency.get_latency_percentile(99) == double.profile(x).time_us
+    bench[1](x)
+    assert bench.benchmark_result.profile.cores == 1
+    assert "modelled" in bench.benchmark_result.note
+
+
+def test_the_profile_decorator_writes_a_timeline(tmp_path: Path) -> None:
+    nki.profile(working_directory=tmp_path, profile_nth=2)(double)(torch.randn(128, 32))
+    assert json.loads((tmp_path / "double.perfetto.json").read_text())["otherData"]["kernel"] == "double"

@@ -1,4 +1,4 @@
-"""Kernels in NKI, written for this project: each is ordinary NKI code that also runs with the vendor's ``nki`` package.
+"""Kernels in NKI, written for this project, on its public names only.
 
 They take and return tensors like any ``@nki.jit`` kernel; docs/nki-kernels.md lists them with their modelled utilisation.
 """
