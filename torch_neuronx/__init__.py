@@ -42,6 +42,10 @@ if not TYPE_CHECKING:  # for mypy the names are those of _surface, and _C is a m
 
             _autoload()
             return getattr(sys.modules[__name__], name)
+        if name in ("nki_op", "wrap_nki"):
+            from torch_neuronx.nki import torch_op
+
+            return getattr(torch_op, name)
         register = sys.modules.get(f"{__name__}._register")
         if register is not None and hasattr(register, "changing_attribute"):
             return register.changing_attribute(name)

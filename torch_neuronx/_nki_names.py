@@ -19,6 +19,7 @@ from types import ModuleType
 DIRECTORY = str(Path(__file__).parent / "nki" / "names")
 
 _real: dict[str, str] = {}  # import name -> module
+_MOVED = {"dtype": "language.dtypes"}  # submodules under another name
 
 
 def offer() -> None:
@@ -41,7 +42,8 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         for name, real in _real.items():
             if fullname.startswith(name + "."):
-                actual = real + fullname[len(name) :]
+                below = fullname[len(name) + 1 :]
+                actual = f"{real}.{_MOVED.get(below, below)}"
                 if importlib.util.find_spec(actual) is None:
                     return None
                 return importlib.machinery.ModuleSpec(fullname, _Loader(actual))

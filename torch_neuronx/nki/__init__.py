@@ -8,12 +8,13 @@ from typing import Any
 
 from torch_neuronx.nki import numpy_dtypes
 from torch_neuronx.nki.errors import NkiValidationError, NkiWarning
-from torch_neuronx.nki.kernel import Kernel, jit, simulate
+from torch_neuronx.nki.kernel import Kernel, jit, simulate, simulate_ranks
 from torch_neuronx.nki.target import TARGETS, Target, current_target
 
 numpy_dtypes.register()
 
 cpu_simulate = simulate
+dtype = str  # the type of a dtype, for annotations
 
 
 def __getattr__(name: str) -> Any:
@@ -24,4 +25,15 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["TARGETS", "Kernel", "NkiValidationError", "NkiWarning", "Target", "cpu_simulate", "current_target", "jit", "simulate"]
+__all__ = [
+    "TARGETS",
+    "Kernel",
+    "NkiValidationError",
+    "NkiWarning",
+    "Target",
+    "cpu_simulate",
+    "current_target",
+    "jit",
+    "simulate",
+    "simulate_ranks",
+]

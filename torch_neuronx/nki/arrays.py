@@ -92,7 +92,11 @@ def like_argument(flat: torch.Tensor, kind: DType, shape: tuple[int, ...], as_nu
     typed = flat.view(kind.storage).reshape(shape)
     if as_numpy:
         return to_numpy(typed, kind)
-    public = kind.torch_dtype or {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}[kind.bytes]
+    return typed.view(public_dtype(kind)) if kind.kind != "bool" else typed != 0
+
+
+def public_dtype(kind: DType) -> torch.dtype:
+    """The PyTorch dtype that callers get."""
     if kind.name == "tfloat32":
-        public = torch.float32
-    return typed.view(public) if public is not torch.bool else typed != 0
+        return torch.float32
+    return kind.torch_dtype or {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}[kind.bytes]

@@ -86,11 +86,10 @@ class Checker:
             if i.opcode in ("nc_matmul", "nc_matmul_mx"):
                 self._matmul_history(i)
             return
-        names = [name for name, value in i.operands.items() if isinstance(value, AccessPattern)]
-        for name in names:
-            access = i.operands[name]
-            assert isinstance(access, AccessPattern)
-            self._pattern(i, name, access)
+        for name, value in i.operands.items():
+            for access in value if isinstance(value, list) else [value]:
+                if isinstance(access, AccessPattern):
+                    self._pattern(i, name, access)
         self._loop_scope(i)
         for access in i.reads:
             self._read(i, access)

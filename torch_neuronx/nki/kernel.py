@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from torch_neuronx.nki import arrays, check, liveness, races, trace
+from torch_neuronx.nki import arrays, check, liveness, races, torch_op, trace
 from torch_neuronx.nki.dtypes import DType
 from torch_neuronx.nki.errors import NkiValidationError
 from torch_neuronx.nki.memory import Buffer, MemoryRegion
-from torch_neuronx.nki.simulator import Simulator
+from torch_neuronx.nki.simulator import Simulator, run_together
 from torch_neuronx.nki.target import Target, current_target, target
 from torch_neuronx.nki.tensor import NkiTensor
 from torch_neuronx.nki.trace import SharedBuffers, TracedKernel, Tracer
@@ -148,10 +148,10 @@ class Kernel:
         """Runs on the emulated NeuronCore, on the memory of the arguments; gives arrays of their kind."""
         leaves, structure, bound = self._flatten(args, kwargs)
         traced, simulator = self._traced(leaves, structure, bound, current_target())
+        if any(torch_op.is_fake(leaf) for leaf in leaves):
+            return torch_op.fake_launch(traced, leaves)
         devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}
         if any(device.type == "neuron" for device in devices):
-            from torch_neuronx.nki import torch_op
-
             return torch_op.launch(traced, simulator, leaves)
         if any(device.type not in ("cpu", "neuron") for device in devices):
             raise ValueError(f"{self.__name__}: tensors must be on neuron or cpu, got {', '.join(map(str, devices))}")
@@ -174,21 +174,26 @@ def assemble(traced: TracedKernel, simulator: Simulator, flat: Sequence[torch.Te
     """What the kernel returned, with arrays in place of its tensors; a returned parameter is the caller's own array."""
     by_buffer = dict(zip(simulator.outputs, flat, strict=True))
 
-    def build(value: Any) -> Any:
-        if isinstance(value, _Leaf):
-            view = traced.outputs[value.index]
-            buffer = view.storage
-            if buffer.input_index >= 0:
-                return leaves[buffer.input_index]
-            whole = arrays.like_argument(by_buffer[buffer], view._dtype, _whole_shape(view), as_numpy)
-            return whole if _is_whole(view) else _viewed(whole, view, as_numpy)
-        if isinstance(value, (tuple, list)):
-            return type(value)(build(v) for v in value)
-        if isinstance(value, dict):
-            return {k: build(v) for k, v in value.items()}
-        return value
+    def build(view: NkiTensor) -> Any:
+        if view.storage.input_index >= 0:
+            return leaves[view.storage.input_index]
+        whole = arrays.like_argument(by_buffer[view.storage], view._dtype, _whole_shape(view), as_numpy)
+        return whole if _is_whole(view) else _viewed(whole, view, as_numpy)
 
-    return build(traced.result)
+    return rebuild(traced.result, [build(view) for view in traced.outputs])
+
+
+def rebuild(structure: Any, values: Sequence[Any]) -> Any:
+    """A structure with each leaf replaced by the value of its number."""
+    if isinstance(structure, _Leaf):
+        return values[structure.index]
+    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
+        return type(structure)(*(rebuild(v, values) for v in structure))
+    if isinstance(structure, (tuple, list)):
+        return type(structure)(rebuild(v, values) for v in structure)
+    if isinstance(structure, dict):
+        return {k: rebuild(v, values) for k, v in structure.items()}
+    return structure
 
 
 def _is_whole(view: NkiTensor) -> bool:
@@ -224,7 +229,7 @@ def trace_kernel(kernel: Kernel, specs: Sequence[_Spec], structure: Any, bound: 
         if core:
             tracer.check.written.update({b: m for b, m in written.items() if b.region is MemoryRegion.shared_hbm})
         with trace.tracing(tracer):
-            arguments = _rebuilt(structure, [kernel.tensor_class.whole(b) for b in inputs])
+            arguments = rebuild(structure, [kernel.tensor_class.whole(b) for b in inputs])
             results.append(kernel.finish(_call(kernel, bound, arguments)))
         written = tracer.check.written
         programs.append(tracer.nodes)
@@ -324,18 +329,6 @@ def _names_of(structure: dict[str, Any], count: int) -> list[str]:
     return names
 
 
-def _rebuilt(structure: Any, tensors: list[NkiTensor]) -> Any:
-    if isinstance(structure, _Leaf):
-        return tensors[structure.index]
-    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
-        return type(structure)(*(_rebuilt(v, tensors) for v in structure))
-    if isinstance(structure, (tuple, list)):
-        return type(structure)(_rebuilt(v, tensors) for v in structure)
-    if isinstance(structure, dict):
-        return {k: _rebuilt(v, tensors) for k, v in structure.items()}
-    return structure
-
-
 def _frozen(value: Any) -> Any:
     """A hashable form of a static argument: equal for what makes the same kernel.
 
@@ -390,4 +383,36 @@ def simulate(kernel: Any) -> Kernel:
     return kernel if isinstance(kernel, Kernel) else Kernel(kernel)
 
 
-__all__ = ["Kernel", "assemble", "jit", "simulate"]
+def simulate_ranks(kernel: Any) -> Callable[[Sequence[Any]], list[Any]]:
+    """The kernel on several ranks that run together and exchange through ``nki.collectives``.
+
+    Returns:
+        A function of a list with the arguments of each rank (a tuple, or a dict of keyword arguments); it gives the list of their results.
+    """
+    wrapped = simulate(kernel)
+
+    def run(arguments: Sequence[Any]) -> list[Any]:
+        ranks = []
+        for rank, given in enumerate(arguments):
+            args, kwargs = ((), given) if isinstance(given, dict) else (tuple(given), {})
+            leaves, structure, bound = wrapped._flatten(args, kwargs)
+            traced, _ = wrapped._traced(leaves, structure, bound, current_target())
+            ranks.append((traced, Simulator(traced, rank), leaves, [arrays.argument(leaf) for leaf in leaves]))
+        results = []
+        for _, simulator, _, memory in ranks:
+            flat = [torch.empty(b.size * b.dtype.bytes, dtype=torch.uint8) for b in simulator.outputs]
+            simulator.start([m.memory for m in memory], flat)
+            results.append(flat)
+        run_together([core for _, simulator, _, _ in ranks for core in simulator.cores])
+        given_back = []
+        for (traced, simulator, leaves, memory), flat in zip(ranks, results, strict=True):
+            simulator.finish()
+            for index in traced.written_inputs:
+                memory[index].copy_back()
+            given_back.append(assemble(traced, simulator, flat, leaves, not any(isinstance(leaf, torch.Tensor) for leaf in leaves)))
+        return given_back
+
+    return run
+
+
+__all__ = ["Kernel", "assemble", "jit", "simulate", "simulate_ranks"]

@@ -61,6 +61,13 @@ def is_float_type(dtype: Any) -> bool:
     return name.startswith(("float", "bfloat", "tfloat"))
 
 
+def __getattr__(name: str) -> Any:
+    """Dtypes by their names, as ``neuron_dtypes`` has them."""
+    if name in (*_ML, *_PACKED):
+        return numpy_dtype(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def register() -> None:
     """Teaches NumPy the names that it does not know. Does nothing where `ml_dtypes` is not installed."""
     try:

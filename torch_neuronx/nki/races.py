@@ -1,5 +1,7 @@
 """Two cores of one launch touch the same shared HBM: who is first?
 
+Kernels that know nothing of cores do the same on both: the same instruction writing the same values twice is no race.
+
 Only ``core_barrier``, ``sendrecv`` and collectives order the cores. Between two of them, a byte that one core writes must not be touched by
 the other.
 """
@@ -60,9 +62,22 @@ def _compare(buffer: Buffer, mine: list[Touch], theirs: list[Touch]) -> None:
         return
     for a, access, a_writes in mine:
         for b, other, b_writes in theirs:
-            if (a_writes or b_writes) and access.overlaps(other):
+            if (
+                (a_writes or b_writes)
+                and access.overlaps(other)
+                and not _is_replicated(mine, theirs, (a, access, a_writes), (b, other, b_writes))
+            ):
                 verb, first = ("writes" if writes else "reads" for writes in (b_writes, a_writes))
                 raise NkiValidationError(
                     f"{b.line}: race between cores: core {b.core} {verb} {other}, which core {a.core} {first} at "
                     f"{a.line} with no nisa.core_barrier between them"
                 )
+
+
+def _is_replicated(mine: list[Touch], theirs: list[Touch], first: Touch, second: Touch) -> bool:
+    """True when both cores write the place with the same instruction, and none reads it without having written it."""
+
+    def writers(touches: list[Touch], access: AccessPattern) -> set[tuple[int, object]]:
+        return {(i.index, i.line) for i, other, writes in touches if writes and other.overlaps(access)}
+
+    return all(writers(mine, access) == writers(theirs, access) for _, access, _ in (first, second))

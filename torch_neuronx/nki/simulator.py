@@ -69,10 +69,12 @@ class _BoundLoop:
 
 
 class Simulator:
-    """A TracedKernel with memory of its own for everything on chip. One call at a time."""
+    """A TracedKernel with memory of its own for everything on chip. One call at a time. ``rank``: of several that run together."""
 
-    def __init__(self, traced: TracedKernel) -> None:
+    def __init__(self, traced: TracedKernel, rank: int = 0) -> None:
         from torch_neuronx import _C
+
+        self.rank = rank
 
         self.traced = traced
         self._point: Callable[..., None] = _C._nki_point_slot
@@ -107,7 +109,7 @@ class Simulator:
         torch.set_num_threads(1)  # a tile is too small to share: a team of threads costs more than it saves, above all on busy cores
         try:
             if self._meet:
-                _run_together(self.cores)
+                run_together(self.cores)
             else:
                 for core in self.cores:
                     core.execute(core.steps)
@@ -147,23 +149,47 @@ def fill_unwritten(view: torch.Tensor, dtype: DType) -> None:
         view.fill_(4)
 
 
-def _run_together(cores: Sequence[Binder]) -> None:
-    """Runs the cores up to each point where they meet."""
-    running = [core.iterate(core.steps) for core in cores]
+def run_together(cores: Sequence[Binder]) -> None:
+    """Runs cores, of one rank or of several, up to each point where they meet.
+
+    Raises:
+        NkiValidationError: a core waits for one that has ended, or that waits elsewhere.
+    """
+    running = {core: core.iterate(core.steps) for core in cores}
+    waiting: dict[Binder, Rendezvous] = {}
     while True:
-        arrived = [next(steps, None) for steps in running]
-        waiting = [a for a in arrived if a is not None]
+        for core in [c for c in running if c not in waiting]:
+            arrived = next(running[core], None)
+            if arrived is None:
+                del running[core]
+            else:
+                waiting[core] = arrived
         if not waiting:
             return
-        if len(waiting) < len(arrived):
-            raise NkiValidationError(
-                f"{waiting[0].instruction.line}: {waiting[0].instruction.opcode} waits for a core that has ended: "
-                "the cores took different paths"
-            )
-        if len({a.instruction.opcode for a in waiting}) > 1:
-            lines = ", ".join(f"{a.instruction.opcode} at {a.instruction.line}" for a in waiting)
-            raise NkiValidationError(f"the cores wait for each other in different instructions: {lines}")
-        waiting[0].act(waiting)
+        met = _those_who_met(cores, waiting)
+        if not met:
+            lines = ", ".join(sorted({f"{w.instruction.opcode} at {w.instruction.line}" for w in waiting.values()}))
+            raise NkiValidationError(f"the cores took different paths and wait for each other for ever: {lines}")
+        met[0].act(met)
+        for meeting in met:
+            del waiting[meeting.binder]
+
+
+def _those_who_met(cores: Sequence[Binder], waiting: dict[Binder, Rendezvous]) -> list[Rendezvous]:
+    """All cores of a rank that wait in one instruction, or all cores of all ranks in one collective."""
+    for simulator in dict.fromkeys(core.simulator for core in cores):
+        mine = [waiting.get(core) for core in simulator.cores]
+        here = [m for m in mine if m is not None]
+        if len(here) == len(mine) and len({m.instruction.opcode for m in here}) == 1 and not here[0].instruction.attrs.get("collective"):
+            return here
+    everyone = list(waiting.values())
+    if (
+        len(everyone) == len(cores)
+        and len({m.instruction.opcode for m in everyone}) == 1
+        and everyone[0].instruction.attrs.get("collective")
+    ):
+        return everyone
+    return []
 
 
 class Binder:
@@ -553,4 +579,4 @@ def dynamic_access(bind: Binder, access: AccessPattern) -> _DynamicAccess:
     return _DynamicAccess(bind, access)
 
 
-__all__ = ["Binder", "DynamicOffset", "Rendezvous", "Simulator", "dynamic_access"]
+__all__ = ["Binder", "DynamicOffset", "Rendezvous", "Simulator", "dynamic_access", "run_together"]

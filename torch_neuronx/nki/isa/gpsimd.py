@@ -138,7 +138,7 @@ def local_gather(
     num_valid_indices: int | None = None,
     name: str | None = None,
 ) -> None:
-    """Each group of 16 partitions flattens its indices (partition first) and gathers, from its own partitions, the elements from each on."""
+    """Each group of 16 partitions flattens its indices (partition first) and gathers, from its own partitions, at each index."""
 
 
 @local_gather.semantics
