@@ -1,6 +1,6 @@
 """Two cores of one launch touch the same shared HBM: who is first?
 
-Kernels that know nothing of cores do the same on both: the same instruction writing the same values twice is no race.
+Kernels that know nothing of cores do the same on both: the same instruction that writes the same values twice is no race.
 
 Only ``core_barrier``, ``sendrecv`` and collectives order the cores. Between two of them, a byte that one core writes must not be touched by
 the other.
@@ -8,10 +8,11 @@ the other.
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 
-from torch_neuronx.nki.errors import NkiValidationError
+from torch_neuronx.nki.errors import NkiValidationError, NkiWarning
 from torch_neuronx.nki.instruction import Instruction, Loop, Node, flatten
 from torch_neuronx.nki.memory import AccessPattern, Buffer, MemoryRegion
 
@@ -60,24 +61,24 @@ def _phases(nodes: Sequence[Node]) -> list[dict[Buffer, list[Touch]]]:
 def _compare(buffer: Buffer, mine: list[Touch], theirs: list[Touch]) -> None:
     if not any(w for *_, w in mine) and not any(w for *_, w in theirs):
         return
-    for a, access, a_writes in mine:
-        for b, other, b_writes in theirs:
-            if (
-                (a_writes or b_writes)
-                and access.overlaps(other)
-                and not _is_replicated(mine, theirs, (a, access, a_writes), (b, other, b_writes))
-            ):
-                verb, first = ("writes" if writes else "reads" for writes in (b_writes, a_writes))
-                raise NkiValidationError(
-                    f"{b.line}: race between cores: core {b.core} {verb} {other}, which core {a.core} {first} at "
-                    f"{a.line} with no nisa.core_barrier between them"
-                )
+    for first in mine:
+        for second in theirs:
+            if (first[2] or second[2]) and first[1].overlaps(second[1]):
+                _conflict(mine, theirs, first, second)
 
 
-def _is_replicated(mine: list[Touch], theirs: list[Touch], first: Touch, second: Touch) -> bool:
-    """True when both cores write the place with the same instruction, and none reads it without having written it."""
-
-    def writers(touches: list[Touch], access: AccessPattern) -> set[tuple[int, object]]:
-        return {(i.index, i.line) for i, other, writes in touches if writes and other.overlaps(access)}
-
-    return all(writers(mine, access) == writers(theirs, access) for _, access, _ in (first, second))
+def _conflict(mine: list[Touch], theirs: list[Touch], first: Touch, second: Touch) -> None:
+    """Reading what only the other core wrote is refused. Writing the same place is warned of: both may write the same values."""
+    (a, _, a_writes), (b, other, b_writes) = first, second
+    verb, earlier = ("writes" if writes else "reads" for writes in (b_writes, a_writes))
+    text = (
+        f"{b.line}: race between cores: core {b.core} {verb} {other}, which core {a.core} {earlier} at {a.line} "
+        "with no nisa.core_barrier between them"
+    )
+    if a_writes and b_writes:
+        if (a.index, a.line) != (b.index, b.line):
+            warnings.warn(text, NkiWarning, stacklevel=2)
+        return
+    reader, own = (first, mine) if b_writes else (second, theirs)
+    if not any(writes and access.overlaps(reader[1]) and i.index < reader[0].index for i, access, writes in own):
+        raise NkiValidationError(text)

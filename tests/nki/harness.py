@@ -1,0 +1,74 @@
+"""One instruction in a kernel: tiles in, tiles out."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ml_dtypes
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+
+BF16 = ml_dtypes.bfloat16
+NUMPY = {
+    "bfloat16": BF16,
+    "float8_e4m3": ml_dtypes.float8_e4m3,
+    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+    "float8_e5m2": ml_dtypes.float8_e5m2,
+}
+
+
+def numpy_dtype(name: str) -> Any:
+    return np.dtype(NUMPY.get(name, name))
+
+
+def cast(values: Any, name: str) -> np.ndarray:
+    """float32 to a dtype as the hardware does: integers round to nearest even and saturate."""
+    values = np.asarray(values, np.float32)
+    kind = numpy_dtype(name)
+    if kind.kind in "iu":
+        info = np.iinfo(kind)
+        return np.clip(np.nan_to_num(np.rint(values.astype(np.float64)), nan=0.0), info.min, info.max).astype(kind)
+    with np.errstate(over="ignore"):
+        return values.astype(kind)
+
+
+def run(body: Callable[..., Any], inputs: Sequence[np.ndarray], outputs: Sequence[tuple[Any, ...]], psum: Sequence[int] = ()) -> Any:
+    """Loads the inputs to SBUF (those numbered in ``psum`` to PSUM), calls ``body(*output tiles, *input tiles)``, gives the output tiles.
+
+    ``outputs`` are ``(shape, dtype)`` or ``(shape, dtype, region)``.
+    """
+
+    def kernel(*arrays):
+        tiles = []
+        for k, array in enumerate(arrays):
+            tile = nl.load(array)
+            if k in psum:
+                moved = nl.ndarray(tile.shape, tile.dtype, buffer=nl.psum)
+                nisa.tensor_copy(moved, tile)
+                tile = moved
+            tiles.append(tile)
+        made = [nl.ndarray(shape, dtype, buffer=region[0] if region else nl.sbuf) for shape, dtype, *region in outputs]
+        body(*made, *tiles)
+        results = []
+        for tile in made:
+            out = nl.ndarray(tile.shape, tile.dtype, buffer=nl.shared_hbm)
+            nl.store(out, tile)
+            results.append(out)
+        return tuple(results)
+
+    parameters = [inspect.Parameter(f"x{k}", inspect.Parameter.POSITIONAL_ONLY) for k in range(len(inputs))]
+    kernel.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    got = nki.simulate(kernel)(*inputs)
+    return got[0] if len(got) == 1 else got
+
+
+def same(got: np.ndarray, expected: Any, rtol: float = 1e-6, atol: float = 1e-6) -> None:
+    """Equal up to the last place of the dtype of ``got``."""
+    loose = {"bfloat16": 2**-8, "float16": 2**-10, "float8_e4m3": 2**-3, "float8_e4m3fn": 2**-3, "float8_e5m2": 2**-2}.get(
+        got.dtype.name, 0
+    )
+    np.testing.assert_allclose(
+        got.astype(np.float64), np.asarray(expected).astype(np.float64), rtol=max(rtol, loose), atol=atol, equal_nan=True
+    )

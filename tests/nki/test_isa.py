@@ -1,0 +1,743 @@
+"""Every instruction against an independent formulation in NumPy and ml_dtypes."""
+
+import math
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+import pytest
+import scipy.special
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.nki.harness import BF16, cast, numpy_dtype, run, same
+from torch_neuronx.nki.opcode import OPCODES
+
+RNG = np.random.default_rng(7)
+FLOATS = ["float32", "bfloat16", "float16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2"]
+INTS = ["int8", "uint8", "int16", "uint16", "int32", "uint32"]
+few = settings(max_examples=12, deadline=None)
+shapes = st.tuples(st.sampled_from([1, 7, 32, 128]), st.integers(1, 70))
+
+
+def normal(*shape, dtype="float32"):
+    return cast(RNG.standard_normal(shape), dtype)
+
+
+def ints(*shape, low=0, high=100, dtype="int32"):
+    return RNG.integers(low, high, shape).astype(numpy_dtype(dtype))
+
+
+def wide(x):
+    return x.astype(np.float32)
+
+
+# Copies.
+
+
+@given(shapes, st.sampled_from(FLOATS + INTS), st.sampled_from(FLOATS + INTS))
+@few
+def test_tensor_copy(shape, source, target):
+    x = normal(*shape, dtype=source) if source in FLOATS else cast(RNG.integers(-300, 300, shape), source)
+    got = run(lambda o, a: nisa.tensor_copy(o, a), [x], [(shape, target)])
+    expected = x if source == target else cast(wide(x), target)
+    np.testing.assert_array_equal(got.view(np.uint8), expected.view(np.uint8)) if target in INTS else same(got, wide(expected))
+
+
+@pytest.mark.parametrize("engine", ["vector", "scalar", "gpsimd"])
+def test_tensor_copy_keeps_bits(engine):
+    x = RNG.integers(0, 2**32, (128, 16), dtype=np.uint32).view(np.float32)
+    got = run(lambda o, a: nisa.tensor_copy(o, a, engine=nisa.engine[engine]), [x], [(x.shape, "float32")])
+    np.testing.assert_array_equal(got.view(np.uint32), x.view(np.uint32))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("predicate", ["uint8", "uint16", "uint32"])
+def test_tensor_copy_predicated(reverse, predicate):
+    x, y, p = normal(32, 20), normal(32, 20), ints(32, 20, high=2, dtype=predicate)
+
+    def body(o, a, b, m):
+        nisa.tensor_copy(o, b)
+        nisa.tensor_copy_predicated(o, a, m, reverse_pred=reverse)
+
+    same(run(body, [x, y, p], [(x.shape, "float32")]), np.where((p != 0) ^ reverse, x, y))
+
+
+@pytest.mark.parametrize(
+    "dtype, value", [("float32", 1.5), ("bfloat16", -2.0), ("float8_e4m3", 0.5), ("int32", 7), ("uint16", 65535), ("int8", -3)]
+)
+def test_memset(dtype, value):
+    assert (wide(run(lambda o: nisa.memset(o, value), [], [((64, 9), dtype)])) == value).all()
+
+
+def test_nc_stream_shuffle():
+    x, mask = normal(128, 8), [(3 * k) % 32 for k in range(31)] + [255]
+
+    def body(o, a):
+        nisa.memset(o, 9)
+        nisa.nc_stream_shuffle(o, a, mask)
+
+    expected = np.concatenate([x[q : q + 32][[m % 32 for m in mask]] for q in range(0, 128, 32)])
+    expected[31::32] = 9
+    same(run(body, [x], [(x.shape, "float32")]), expected)
+
+
+# Arithmetic.
+
+BINARY = {
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "divide": np.divide,
+    "equal": np.equal,
+    "not_equal": np.not_equal,
+    "less": np.less,
+    "less_equal": np.less_equal,
+    "greater": np.greater,
+    "greater_equal": np.greater_equal,
+    "logical_and": np.logical_and,
+    "logical_or": np.logical_or,
+    "logical_xor": np.logical_xor,
+    "abs_max": lambda a, b: np.where(np.abs(a) > np.abs(b), a, b),
+    "abs_min": lambda a, b: np.where(np.abs(a) < np.abs(b), a, b),
+}
+BITS = {"bitwise_and": np.bitwise_and, "bitwise_or": np.bitwise_or, "bitwise_xor": np.bitwise_xor}
+
+
+@pytest.mark.parametrize("op", BINARY)
+@given(shapes, st.sampled_from(FLOATS[:3]), st.sampled_from(FLOATS[:3]), st.sampled_from(FLOATS[:3]))
+@settings(max_examples=4, deadline=None)
+def test_tensor_tensor(op, shape, one, two, out):
+    x, y = normal(*shape, dtype=one), normal(*shape, dtype=two)
+    got = run(lambda o, a, b: nisa.tensor_tensor(o, a, b, getattr(nl, op)), [x, y], [(shape, out)])
+    same(got, cast(BINARY[op](wide(x), wide(y)).astype(np.float32), out))
+
+
+def test_tensor_tensor_power():
+    x, y = np.abs(normal(32, 20)) + 0.1, normal(32, 20)
+    same(run(lambda o, a, b: nisa.tensor_tensor(o, a, b, nl.power), [x, y], [(x.shape, "float32")]), x**y, rtol=1e-5)
+
+
+def test_tensor_tensor_of_integers():
+    x, y = ints(32, 8, low=-(2**30), high=2**30), ints(32, 8, low=-(2**30), high=2**30)
+    exact = run(lambda o, a, b: nisa.tensor_tensor(o, a, b, nl.add), [x, y], [(x.shape, "int32")])
+    np.testing.assert_array_equal(exact, x + y)
+    rounded = run(lambda o, a, b: nisa.tensor_tensor(o, a, b, nl.add, engine=nisa.engine.vector), [x, y], [(x.shape, "int32")])
+    np.testing.assert_array_equal(rounded, cast(wide(x) + wide(y), "int32"))
+
+
+@pytest.mark.parametrize("op", BITS)
+@pytest.mark.parametrize("dtype", INTS)
+def test_tensor_tensor_bits(op, dtype):
+    x, y = (RNG.integers(0, 2**8 - 1, (16, 12)).astype(numpy_dtype(dtype)) for _ in range(2))
+    got = run(lambda o, a, b: nisa.tensor_tensor(o, a, b, getattr(nl, op)), [x, y], [(x.shape, dtype)])
+    np.testing.assert_array_equal(got, BITS[op](x, y))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint16", "int8"])
+def test_shifts(dtype):
+    x = RNG.integers(-100, 100, (16, 12)).astype(np.int64).astype(numpy_dtype(dtype))
+    unsigned = x.view(x.dtype.str.replace("i", "u"))
+    left, right = (
+        run(lambda o, a, op=op: nisa.tensor_scalar(o, a, op, 3), [x], [(x.shape, dtype)]) for op in (nl.left_shift, nl.right_shift)
+    )
+    np.testing.assert_array_equal(left.view(unsigned.dtype), unsigned << 3)
+    np.testing.assert_array_equal(right.view(unsigned.dtype), unsigned >> 3)
+
+
+@pytest.mark.parametrize("op0, op1", [("multiply", "add"), ("subtract", "maximum"), ("add", None), ("greater", "multiply")])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("vector", [False, True])
+def test_tensor_scalar(op0, op1, reverse, vector):
+    x, v = normal(64, 21, dtype="bfloat16"), normal(64, 1)
+
+    def body(o, a, s):
+        second = {"op1": getattr(nl, op1), "operand1": -0.25} if op1 else {}
+        nisa.tensor_scalar(o, a, getattr(nl, op0), s if vector else 1.5, reverse0=reverse, **second)
+
+    operand = v if vector else np.float32(1.5)
+    first = BINARY[op0](operand, wide(x)) if reverse else BINARY[op0](wide(x), operand)
+    expected = BINARY[op1](first.astype(np.float32), np.float32(-0.25)) if op1 else first
+    same(run(body, [x, v], [(x.shape, "float32")]), expected)
+
+
+@pytest.mark.parametrize(
+    "op, reference", [("abs", np.abs), ("rsqrt", lambda a: 1 / np.sqrt(a)), ("reciprocal", lambda a: 1 / a), ("square", np.square)]
+)
+def test_tensor_scalar_unary(op, reference):
+    x = np.abs(normal(32, 9)) + 0.5
+    got = run(lambda o, a: nisa.tensor_scalar(o, a, getattr(nl, op), None), [x], [(x.shape, "float32")])
+    same(got, reference(x), rtol=1e-5)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scalar_tensor_tensor(reverse):
+    x, y, v = normal(64, 21), normal(64, 21), normal(64, 1)
+    got = run(
+        lambda o, a, b, s: nisa.scalar_tensor_tensor(o, a, nl.subtract, s, nl.multiply, b, reverse0=reverse),
+        [x, y, v],
+        [(x.shape, "float32")],
+    )
+    same(got, (v - x if reverse else x - v) * y)
+
+
+def test_reciprocal():
+    x = normal(64, 33) + 3
+    same(run(lambda o, a: nisa.reciprocal(o, a), [x], [(x.shape, "bfloat16")]), cast(1 / x, "bfloat16"))
+
+
+def test_broadcast_views_and_ranks():
+    x, v = normal(32, 24), normal(32, 4)
+
+    def body(o, a, s):
+        nisa.tensor_tensor(o, a, s.reshape((32, 4, 1)).broadcast(2, 6), nl.multiply)
+
+    same(run(body, [x, v], [((32, 24), "float32")]), x * np.repeat(v, 6, 1))
+
+
+# Scalar engine.
+
+ACTIVATIONS = {
+    "copy": lambda x: x,
+    "square": np.square,
+    "sigmoid": scipy.special.expit,
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": lambda x: x * scipy.special.ndtr(x),
+    "gelu_dx": lambda x: scipy.special.ndtr(x) + x * np.exp(-x * x / 2) / np.sqrt(2 * np.pi),
+    "gelu_apprx_tanh": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    "gelu_apprx_sigmoid": lambda x: x * scipy.special.expit(1.702 * x),
+    "gelu_apprx_sigmoid_dx": lambda x: scipy.special.expit(1.702 * x) * (1 + 1.702 * x * scipy.special.expit(-1.702 * x)),
+    "silu": lambda x: x * scipy.special.expit(x),
+    "silu_dx": lambda x: scipy.special.expit(x) * (1 + x * scipy.special.expit(-x)),
+    "tanh": np.tanh,
+    "softplus": lambda x: np.log1p(np.exp(x)),
+    "mish": lambda x: x * np.tanh(np.log1p(np.exp(x))),
+    "erf": scipy.special.erf,
+    "erf_dx": lambda x: 2 / np.sqrt(np.pi) * np.exp(-x * x),
+    "exp": np.exp,
+    "sign": np.sign,
+    "abs": np.abs,
+    "log": lambda x: np.log(np.abs(x)),
+    "sin": np.sin,
+    "arctan": np.arctan,
+    "sqrt": lambda x: np.sqrt(np.abs(x)),
+    "rsqrt": lambda x: 1 / np.sqrt(np.abs(x)),
+    "reciprocal": lambda x: 1 / x,
+}
+
+
+@pytest.mark.parametrize("op", ACTIVATIONS)
+def test_activation(op):
+    x = np.clip(normal(64, 40), -1.5, 1.5)
+    x = np.where(np.abs(x) < 0.05, 0.05, x).astype(np.float32)
+    if op in ("log", "sqrt", "rsqrt"):
+        x = np.abs(x)
+    got = run(lambda o, a: nisa.activation(o, getattr(nl, op), a), [x], [(x.shape, "float32")])
+    same(got, ACTIVATIONS[op](x.astype(np.float64)), rtol=3e-6, atol=3e-7)
+
+
+def test_activation_scale_bias_reduce():
+    x, b, s = normal(64, 40), normal(64, 1), normal(64, 1)
+
+    def body(o, r, a, bias, scale):
+        nisa.activation(o, nl.exp, a, bias=bias, scale=scale, reduce_op=nl.add, reduce_res=r, reduce_cmd=nisa.reduce_cmd.reset_reduce)
+
+    got, total = run(body, [x, b, s], [(x.shape, "float32"), ((64, 1), "float32")])
+    expected = np.exp(x * s + b)
+    same(got, expected, rtol=2e-6)
+    same(total, expected.sum(1, keepdims=True), rtol=1e-5)
+
+
+def test_activation_registers_go_on():
+    x = normal(16, 10)
+
+    def body(o, r, a):
+        for command in (nisa.reduce_cmd.reset_reduce, nisa.reduce_cmd.reduce, nisa.reduce_cmd.reduce):
+            nisa.activation(o, nl.copy, a, reduce_op=nl.add, reduce_cmd=command, reduce_res=r)
+
+    same(run(body, [x], [(x.shape, "float32"), ((16, 1), "float32")])[1], 3 * x.sum(1, keepdims=True), rtol=1e-5, atol=1e-5)
+
+
+def test_activation_reduce_of_one_partition():
+    x = normal(1, 8)
+    got = run(lambda o, r, a: nisa.activation_reduce(o, nl.exp, a, nl.add, r), [x], [(x.shape, "float32"), ((1, 1), "float32")])
+    same(got[1], np.exp(x).sum(1, keepdims=True))
+
+
+def test_sine_outside_its_range():
+    got = run(lambda o, a: nisa.activation(o, nl.sin, a), [np.full((1, 1), 9.0, np.float32)], [((1, 1), "float32")])
+    assert abs(float(got[0, 0]) - 27.65) < 0.1
+
+
+@pytest.mark.parametrize("reduce", ["add", "maximum", "minimum", "abs_max", "abs_min"])
+def test_activate2(reduce):
+    x = normal(32, 12)
+
+    def body(o, r, a):
+        nisa.activate2(
+            o, nl.prelu, a, 2.0, 0.5, nl.multiply, nl.subtract, relu_param=0.1, reverse1=True, reduce_op=getattr(nl, reduce), reduce_res=r,
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )  # fmt: skip
+
+    got, result = run(body, [x], [(x.shape, "float32"), ((32, 1), "float32")])
+    inner = 0.5 - x * 2
+    expected = np.where(inner > 0, inner, 0.1 * inner)
+    same(got, expected)
+    table = {
+        "add": np.sum,
+        "maximum": np.max,
+        "minimum": np.min,
+        "abs_max": lambda a, **k: np.abs(a).max(**k),
+        "abs_min": lambda a, **k: np.abs(a).min(**k),
+    }
+    same(np.abs(result) if "abs" in reduce else result, table[reduce](expected, axis=1, keepdims=True), rtol=1e-5)
+
+
+def test_exponential():
+    x, top = normal(32, 12), normal(32, 1)
+    got, total = run(
+        lambda o, r, a, m: nisa.exponential(o, a, max_value=m, reduce_res=r, reduce_cmd=nisa.reduce_cmd.load_reduce, reduce_init=2.0),
+        [x, top], [(x.shape, "float32"), ((32, 1), "float32")],
+    )  # fmt: skip
+    same(got, np.exp(x - top), rtol=1e-5)
+    same(total, 2 + np.exp(x - top).sum(1, keepdims=True), rtol=1e-5)
+
+
+# Reductions, scans, statistics, searches.
+
+
+@pytest.mark.parametrize("op, reference", [("add", np.sum), ("multiply", np.prod), ("maximum", np.max), ("minimum", np.min)])
+@pytest.mark.parametrize("axis", [(1, 2), 2, -1])
+@pytest.mark.parametrize("negate", [False, True])
+def test_tensor_reduce(op, reference, axis, negate):
+    x = normal(32, 5, 6, dtype="bfloat16")
+    shape = (32, 1) if axis == (1, 2) else (32, 5)
+    got = run(lambda o, a: nisa.tensor_reduce(o, getattr(nl, op), a, axis, negate=negate), [x], [(shape, "float32")])
+    same(got, (-1 if negate else 1) * reference(wide(x), axis=axis).reshape(shape), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("op", BITS)
+def test_tensor_reduce_bits(op):
+    x = ints(16, 9, high=255, dtype="uint8")
+    got = run(lambda o, a: nisa.tensor_reduce(o, getattr(nl, op), a, 1), [x], [((16, 1), "uint8")])
+    np.testing.assert_array_equal(got, BITS[op].reduce(x, axis=1, keepdims=True))
+
+
+@pytest.mark.parametrize("op, reference", [("logical_and", np.all), ("logical_or", np.any)])
+def test_tensor_reduce_logical(op, reference):
+    x = ints(16, 4, high=3, dtype="int32").astype(np.float32)
+    same(
+        run(lambda o, a: nisa.tensor_reduce(o, getattr(nl, op), a, 1), [x], [((16, 1), "float32")]),
+        reference(x != 0, axis=1, keepdims=True),
+    )
+
+
+@pytest.mark.parametrize("reduce, reference", [("add", np.sum), ("maximum", np.max), ("minimum", np.min), ("multiply", np.prod)])
+def test_tensor_scalar_reduce(reduce, reference):
+    x = normal(32, 10)
+
+    def body(o, r, a):
+        nisa.tensor_scalar_reduce(o, a, nl.multiply, 0.5, getattr(nl, reduce), r, reduce_res_negate=True)
+
+    got, result = run(body, [x], [(x.shape, "float32"), ((32, 1), "float32")])
+    same(got, x * 0.5)
+    same(result, -reference(x * 0.5, axis=1, keepdims=True), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("op1, reference", [("add", np.cumsum), ("multiply", np.cumprod), ("maximum", np.maximum.accumulate)])
+def test_tensor_scalar_cumulative(op1, reference):
+    x = normal(32, 20)
+    got = run(lambda o, a: nisa.tensor_scalar_cumulative(o, a, nl.multiply, getattr(nl, op1), 0.5), [x], [(x.shape, "float32")])
+    same(got, reference(x * np.float32(0.5), axis=1), rtol=1e-4, atol=1e-5)
+
+
+@given(
+    shapes,
+    st.sampled_from(["multiply", "add", "maximum", "minimum", "subtract", "greater"]),
+    st.sampled_from(["add", "multiply", "maximum"]),
+    st.booleans(),
+)
+@few
+def test_tensor_tensor_scan(shape, op0, op1, reverse):
+    x, y, start = normal(*shape), normal(*shape), normal(shape[0], 1)
+
+    def body(o, a, b, s):
+        nisa.tensor_tensor_scan(o, a, b, s, getattr(nl, op0), getattr(nl, op1), reverse0=reverse)
+
+    running, columns = start[:, 0], []
+    for k in range(shape[1]):
+        pair = (running, x[:, k]) if reverse else (x[:, k], running)
+        running = BINARY[op1](BINARY[op0](*pair).astype(np.float32), y[:, k])
+        columns.append(running)
+    same(run(body, [x, y, start], [(shape, "float32")]), np.stack(columns, 1), rtol=1e-5, atol=1e-5)
+
+
+def test_bn_stats_and_aggr():
+    x = normal(64, 2, 100)
+
+    def body(stats, result, a):
+        for k in range(2):
+            nisa.bn_stats(stats[:, 6 * k : 6 * k + 6], a[:, k])
+        nisa.bn_aggr(result, stats)
+
+    stats, result = run(body, [x], [((64, 12), "float32"), ((64, 2), "float32")])
+    even, odd = x[:, 0, 0::2], x[:, 0, 1::2]
+    expected = [np.full(64, 50), even.mean(1), even.var(1) * 50, np.full(64, 50), odd.mean(1), odd.var(1) * 50]
+    same(stats[:, :6], np.stack(expected, 1), rtol=1e-4, atol=1e-5)
+    flat = x.reshape(64, -1)
+    same(result, np.stack([flat.mean(1), flat.var(1)], 1), rtol=1e-4, atol=1e-5)
+
+
+def test_max8():
+    x = normal(64, 50)
+    same(run(lambda o, a: nisa.max8(o, a), [x], [((64, 8), "float32")]), -np.sort(-x, 1)[:, :8])
+
+
+def test_nc_find_index8():
+    data = np.array([[5, 1, 5, 2, 9, 5, 7, 8, 0]], np.float32)
+    vals = np.array([[5, 5, 5, 5, 9, 3, 0, 1]], np.float32)
+    got = run(lambda o, a, v: nisa.nc_find_index8(o, a, v), [data, vals], [((1, 8), "uint16")])
+    assert got.tolist() == [[0, 2, 5, 65535, 4, 65535, 8, 1]]
+
+
+def test_nc_match_replace8():
+    data = np.array([[1, 2, 3, 4, 8, 8, 8, 8, 8, 8, 8]], np.float32)
+    vals = np.array([[3, 8, 8, 8, 8, 8, 8, 8]], np.float32)
+    got, where = run(
+        lambda o, w, a, v: nisa.nc_match_replace8(o, a, v, -3.4028235e38, w), [data, vals], [((1, 11), "float32"), ((1, 8), "uint32")]
+    )
+    assert where.tolist() == [[2, 10, 9, 8, 7, 6, 5, 4]]
+    assert (got[0, [2, *range(4, 11)]] < -3e38).all() and got[0, [0, 1, 3]].tolist() == [1, 2, 4]
+
+
+def test_select_reduce():
+    x, p = normal(32, 10), ints(32, 10, high=2, dtype="uint8")
+    got, top = run(
+        lambda o, r, a, m: nisa.select_reduce(o, m, a, -1.0, r, nisa.reduce_cmd.reset_reduce), [x, p], [(x.shape, "float32"), ((32, 1), "float32")]
+    )  # fmt: skip
+    expected = np.where(p != 0, x, -1)
+    same(got, expected)
+    same(top, expected.max(1, keepdims=True))
+
+
+@pytest.mark.parametrize("out", ["float32", "bfloat16"])
+def test_range_select(out):
+    x = normal(32, 20)
+    low, high = (ints(32, 1, low=a, high=a + 6).astype(np.float32) for a in (0, 8))
+    got, top = run(
+        lambda o, r, a, b, c: nisa.range_select(o, a, nl.greater_equal, nl.less, b, c, reduce_res=r, range_start=2),
+        [x, low, high], [(x.shape, out), ((32, 1), "float32")],
+    )  # fmt: skip
+    index = np.arange(20) + 2
+    keep = (index >= low) & (index < high)
+    expected = np.where(keep, x, np.float32(-3.4028235e38)).astype(np.float32)
+    same(got, cast(expected, out))
+    same(top, expected.max(1, keepdims=True))
+
+
+# GpSimd.
+
+
+def test_iota():
+    got = run(lambda o: nisa.iota(o, [[10, 3], [-1, 4]], offset=5, channel_multiplier=100), [], [((32, 12), "int32")])
+    expected = 5 + 100 * np.arange(32)[:, None] + (10 * np.arange(3)[:, None] - np.arange(4)).reshape(1, -1)
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("op", ["greater_equal", "less", "equal", "not_equal"])
+def test_affine_select(op):
+    x = normal(32, 32)
+    got = run(lambda o, a: nisa.affine_select(o, [[-1, 32]], 1, a, -9.0, getattr(nl, op)), [x], [(x.shape, "float32")])
+    value = np.arange(32)[:, None] - np.arange(32)
+    same(got, np.where(BINARY[op](value, 0), x, -9))
+
+
+@pytest.mark.parametrize("e", [1, 4])
+def test_local_gather(e):
+    x, index = normal(32, 64), ints(32, 2, high=60, dtype="uint16")
+    got = run(lambda o, a, k: nisa.local_gather(o, a, k, e), [x, index], [((32, 32 * e), "float32")])
+    for group in range(2):
+        flat = index[16 * group : 16 * group + 16].flatten(order="F").astype(int)
+        columns = (flat[:, None] + np.arange(e)).reshape(-1)
+        same(got[16 * group : 16 * group + 16], x[16 * group : 16 * group + 16][:, columns])
+
+
+def test_nc_n_gather():
+    x, index = normal(32, 20, dtype="bfloat16"), ints(32, 7, high=20, dtype="uint32")
+    got = run(lambda o, a, k: nisa.nc_n_gather(o, a, k), [x, index], [((32, 7), "bfloat16")])
+    np.testing.assert_array_equal(got, np.take_along_axis(x, index.astype(int), 1))
+
+
+@pytest.mark.parametrize("op, reference", [("add", np.sum), ("average", np.mean), ("max", np.max)])
+def test_tensor_partition_reduce(op, reference):
+    x = normal(100, 9)
+    same(
+        run(lambda o, a: nisa.tensor_partition_reduce(o, getattr(nl, op), a), [x], [((1, 9), "float32")]),
+        reference(x, 0, keepdims=True),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
+def test_nonzero_with_count():
+    x = ints(32, 10, high=2)
+
+    def body(o, a):
+        nisa.memset(o, 77)
+        nisa.nonzero_with_count(o, a, index_offset=100)
+
+    got = run(body, [x], [((32, 11), "int32")])
+    for row in range(32):
+        found = np.nonzero(x[row])[0] + 100
+        expected = [*found, *[-1] * (10 - len(found)), len(found)] if row % 16 == 0 else [77] * 11
+        assert got[row].tolist() == expected
+
+
+def test_topk():
+    x = normal(16, 8, dtype="bfloat16")
+    values, places = run(lambda v, i, a: nisa.topk(v, i, a, 120), [x], [((16, 5), "bfloat16"), ((16, 5), "uint32")])
+    flat = wide(x).T.reshape(-1)[:120]
+    np.testing.assert_array_equal(wide(values[0]), np.sort(flat)[-5:])
+    np.testing.assert_array_equal(flat[places[0].astype(int)], wide(values[0]))
+
+
+def test_sequence_bounds():
+    ids = np.array([[1, 1, 2, 2, 2, 0, 3]], np.float32)
+    got = run(lambda o, a: nisa.sequence_bounds(o, a), [ids], [((1, 2, 7), "float32")])
+    assert got[0].tolist() == [[0, 0, 2, 2, 2, 7, 6], [2, 2, 5, 5, 5, -1, 7]]
+
+
+# Tensor engine.
+
+
+@given(
+    st.sampled_from([16, 31, 128]), st.sampled_from([1, 33, 128]), st.sampled_from([1, 100, 512]),
+    st.sampled_from(["float32", "bfloat16", "float16", "float8_e5m2", "float8_e4m3"]),
+)  # fmt: skip
+@few
+def test_nc_matmul(k, m, n, dtype):
+    x, y = normal(k, m, dtype=dtype), normal(k, n, dtype=dtype)
+    got = run(lambda o, a, b: nisa.nc_matmul(o, a, b), [x, y], [((m, n), "float32", nl.psum)])
+    same(got, wide(x).astype(np.float64).T @ wide(y), rtol=1e-5, atol=1e-4)
+
+
+def test_matmul_accumulates_by_write_history():
+    x, y = normal(64, 32), normal(64, 96)
+
+    def body(o, a, b):
+        nisa.nc_matmul(o[:, 0:64], a, b[:, 0:64])
+        nisa.nc_matmul(o[:, 32:96], a, b[:, 32:96])  # adds to the columns that were written, overwrites the others
+        nisa.nc_matmul(o[:, 0:32], a, b[:, 0:32], accumulate=False)
+
+    expected = x.T @ y
+    expected[:, 32:64] *= 2
+    same(run(body, [x, y], [((32, 96), "float32", nl.psum)]), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_nc_matmul_double_row():
+    x, y = normal(128, 2, 64, dtype="float8_e4m3"), normal(128, 2, 128, dtype="float8_e4m3")
+    got = run(lambda o, a, b: nisa.nc_matmul(o, a, b, perf_mode="double_row"), [x, y], [((64, 128), "float32", nl.psum)])
+    same(got, np.einsum("krm,krn->mn", wide(x), wide(y)), rtol=1e-4, atol=1e-4)
+
+
+def test_matmul_transpose_mode_is_exact():
+    x = normal(64, 32, dtype="bfloat16")
+    x[3, 4] = np.inf
+    got = run(lambda o, a, i: nisa.nc_matmul(o, a, i, is_transpose=True), [x, np.eye(64, dtype=BF16)], [((32, 64), "bfloat16", nl.psum)])
+    np.testing.assert_array_equal(got, x.T)
+
+
+@pytest.mark.parametrize("shape, engine, region", [((100, 60), "tensor", nl.psum), ((32, 20), "vector", nl.sbuf)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_nc_transpose(shape, engine, region, dtype):
+    x = normal(*shape, dtype=dtype)
+    got = run(lambda o, a: nisa.nc_transpose(o, a, engine=nisa.engine[engine]), [x], [(shape[::-1], dtype, region)])
+    np.testing.assert_array_equal(got, x.T)
+
+
+# DMA.
+
+
+def test_dma_copy_casts():
+    x = normal(128, 40)
+    same(run(lambda o, a: nisa.dma_copy(o, a), [x], [(x.shape, "bfloat16")]), cast(x, "bfloat16"))
+
+
+def test_dma_gather_and_scatter():
+    x, rows = normal(100, 16), RNG.permutation(100)[:64].astype(np.int32)[:, None]
+
+    @nki.jit
+    def kernel(x, rows):
+        gathered, scattered = (nl.ndarray(s, x.dtype, buffer=nl.shared_hbm) for s in ((64, 16), (100, 16)))
+        index, tile = nl.load(rows), nl.ndarray((64, 16), x.dtype)
+        nisa.dma_copy(tile, x.ap([[16, 64], [1, 16]], vector_offset=index))
+        nisa.dma_copy(gathered, tile)
+        nisa.dma_copy(scattered.vector_select(0, index), tile)
+        return gathered, scattered
+
+    gathered, scattered = kernel(x, rows)
+    same(gathered, x[rows[:, 0]])
+    expected = np.full((100, 16), np.nan, np.float32)
+    expected[rows[:, 0]] = x[rows[:, 0]]
+    same(scattered, expected)
+
+
+@pytest.mark.parametrize("shape", [(32, 48), (4, 6, 32), (2, 4, 6, 32)])
+def test_dma_transpose(shape):
+    x = normal(*shape, dtype="bfloat16")
+    axes = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}[len(shape)]
+
+    @nki.jit
+    def kernel(x):
+        tile = nl.ndarray([shape[a] for a in axes], x.dtype)
+        nisa.dma_transpose(tile, x)
+        out = nl.ndarray(tile.shape, x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(out, tile)
+        return out
+
+    np.testing.assert_array_equal(kernel(x), x.transpose(axes))
+
+
+def test_dma_compute():
+    parts = [normal(64, 9) for _ in range(3)]
+    same(run(lambda o, a, b, c: nisa.dma_compute(o, [a, b, c], nl.add), parts, [((64, 9), "float32")]), sum(parts))
+
+
+# Random numbers, registers, microscaling.
+
+
+def test_random_numbers():
+    def body(bits, uniform, dropped, seed):
+        nisa.set_rng_seed(seed)
+        nisa.rng(bits)
+        nisa.rand2(uniform, -1.0, 3.0)
+        nisa.memset(uniform[:, 0:1], 1)
+        ones = nl.ones((128, 400), nl.float32)
+        nisa.dropout(dropped, ones, 0.25)
+
+    outs = [((128, 400), "uint32"), ((128, 400), "float32"), ((128, 400), "float32")]
+    seed = np.array([[5]], np.int32)
+    bits, uniform, dropped = run(body, [seed], outs)
+    assert len(np.unique(bits)) > 51000 and abs(bits.mean() / 2**32 - 0.5) < 0.01
+    assert uniform.min() >= -1 and uniform.max() < 3 and abs(uniform.mean() - 1) < 0.02
+    assert abs((dropped == 0).mean() - 0.25) < 0.01
+    again = run(body, [seed], outs)
+    np.testing.assert_array_equal(bits, again[0])
+
+
+def test_random_state_round_trip():
+    def body(first, second, state):
+        nisa.rand_get_state(state)
+        nisa.rng(first, engine=nisa.engine.gpsimd)
+        nisa.rand_set_state(state)
+        nisa.rng(second, engine=nisa.engine.gpsimd)
+
+    first, second, _ = run(body, [], [((128, 10), "uint32"), ((128, 10), "uint32"), ((128, 6), "uint32")])
+    np.testing.assert_array_equal(first, second)
+
+
+def test_registers_and_loops():
+    count, x = np.array([[3]], np.int32), normal(8, 16)
+
+    @nki.jit
+    def kernel(count, x):
+        out = nl.ndarray((8, 2), nl.float32, buffer=nl.shared_hbm)
+        tile, total, left = nl.load(x), nl.zeros((8, 1), nl.float32), nl.load(count)
+        turns = nisa.register_alloc()
+        nisa.register_load(turns, left)
+
+        def add_column(i):
+            nisa.tensor_tensor(total, total, tile.select(1, i), nl.add)
+
+        nl.fori_loop(0, turns, add_column)
+        condition, product = nisa.register_alloc(), nl.ones((8, 1), nl.float32)
+        nisa.register_load(condition, left)
+
+        def double(register):
+            nisa.tensor_scalar(product, product, nl.multiply, 2.0)
+            nisa.tensor_scalar(left, left, nl.subtract, 1)
+            nisa.register_load(register, left)
+            return register
+
+        nl.while_loop(condition, double)
+        for _ in nl.dynamic_range(turns):
+            nisa.tensor_scalar(product, product, nl.add, 1.0)
+        nl.store(out[:, 0:1], total)
+        nl.store(out[:, 1:2], product)
+        return out
+
+    got = kernel(count, x)
+    same(got[:, 0], x[:, :3].sum(1), rtol=1e-5)
+    same(got[:, 1], np.full(8, 11.0))
+
+
+def test_register_store_and_move():
+    def body(o):
+        register = nisa.register_alloc(41)
+        nisa.register_move(register, 42)
+        nisa.register_store(o, register)
+
+    assert run(body, [], [((1, 1), "int32")]).tolist() == [[42]]
+
+
+def test_while_register_in_its_legacy_form():
+    def body(o, left):
+        nisa.memset(o, 0)
+        register = nisa.register_alloc()
+        nisa.register_load(register, left)
+        while register:
+            nisa.tensor_scalar(o, o, nl.add, 1.0)
+            nisa.tensor_scalar(left, left, nl.subtract, 1)
+            nisa.register_load(register, left)
+
+    assert run(body, [np.array([[5]], np.int32)], [((1, 1), "float32")]).tolist() == [[5.0]]
+
+
+def test_exchange_between_cores():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((2, 32, 8), x.dtype, buffer=nl.shared_hbm)
+        me = nl.program_id(0)
+        mine, other = nl.load(x[32 * me : 32 * me + 32]), nl.ndarray((32, 8), x.dtype)
+        nisa.sendrecv(mine, other, 1 - me, 1 - me, 0)
+        nl.store(out[me], other)
+        return out
+
+    x = normal(64, 8)
+    same(kernel[2](x), np.stack([x[32:], x[:32]]))
+
+
+def dequantised(data, scale):
+    p, f = data.shape
+    rows = np.arange(p // 8) // 4 * 32 + np.arange(p // 8) % 4
+    factors = np.exp2(scale[rows].astype(np.float64) - 127).repeat(8, 0)
+    return data.view(np.uint8).reshape(p, f, 4).view(numpy_dtype("float8_e4m3fn")).astype(np.float64) * factors[:, :, None]
+
+
+def test_quantize_and_matmul_mx():
+    x, y = normal(128, 64 * 4, dtype="bfloat16"), normal(128, 96 * 4, dtype="bfloat16")
+
+    def body(a8, sa, b8, sb, o, a, b):
+        for scale in (sa, sb):
+            nisa.memset(scale, 0)
+        nisa.quantize_mx(a8, a, sa)
+        nisa.quantize_mx(b8, b, sb)
+        nisa.nc_matmul_mx(o, a8, b8, sa, sb)
+
+    outs = [((128, n), d) for n in (64, 96) for d in ("float8_e4m3fn_x4", "uint8")]
+    a8, sa, b8, sb, o = run(body, [x, y], [*outs, ((64, 96), "float32", nl.psum)])
+    group = np.abs(wide(x)[:8, :4]).max()
+    assert sa[0, 0] == 127 + math.floor(math.log2(group)) - 7
+    left, right = dequantised(a8, sa), dequantised(b8, sb)
+    assert np.abs(left.reshape(128, -1) - wide(x)).max() < 0.07 * np.abs(wide(x)).max()
+    same(o, np.einsum("kiq,kjq->ij", left, right), rtol=1e-4, atol=1e-3)
+
+
+def test_every_row_is_tested_here_or_with_the_collectives():
+    source = Path(__file__).read_text()
+    elsewhere = {"device_print", "core_barrier"}
+    missing = [name for name, row in OPCODES.items() if f"nisa.{name}(" not in source and row.family not in ("collectives",)]
+    assert not set(missing) - elsewhere, missing
