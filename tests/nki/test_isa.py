@@ -1,6 +1,7 @@
 """Every instruction against an independent formulation in NumPy and ml_dtypes."""
 
 import math
+from pathlib import Path
 
 import nki
 import nki.isa as nisa
@@ -416,7 +417,9 @@ def test_nc_match_replace8():
 def test_select_reduce():
     x, p = normal(32, 10), ints(32, 10, high=2, dtype="uint8")
     got, top = run(
-        lambda o, r, a, m: nisa.select_reduce(o, m, a, -1.0, r, nisa.reduce_cmd.reset_reduce), [x, p], [(x.shape, "float32"), ((32, 1), "float32")]
+        lambda o, r, a, m: nisa.select_reduce(o, m, a, -1.0, r, nisa.reduce_cmd.reset_reduce),
+        [x, p],
+        [(x.shape, "float32"), ((32, 1), "float32")],
     )  # fmt: skip
     expected = np.where(p != 0, x, -1)
     same(got, expected)

@@ -324,7 +324,7 @@ def _metadata(call: Call) -> None:
         call.fail(f"metadata_tensor is uint32 ({rows}, {n}), got {metadata.dtype} {metadata.shape}")
 
 
-_V = {"writes": "dsts metadata_tensor", "reads": "srcs", "read_write": "metadata_tensor"}
+_V: Any = {"writes": "dsts metadata_tensor", "reads": "srcs", "read_write": "metadata_tensor"}
 
 
 def _no_displacements(call: Call) -> None:

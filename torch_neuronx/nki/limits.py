@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from typing import Any
 
@@ -174,8 +175,10 @@ def bits_need_integers(*names: str, ops_of: tuple[str, ...] = ("op", "op0", "op1
     return check
 
 
-def enum_member(name: str, kind: type) -> Limit:
+def enum_member(name: str, kind: type[enum.Enum]) -> Limit:
     def check(call: Call) -> None:
+        if name == "dge_mode" and type(call.attrs[name]) is int and call.attrs[name] in kind.__members__.values():
+            call.attrs[name] = kind(call.attrs[name])  # public kernels give this one as a number
         if not isinstance(call.attrs[name], kind):
             call.fail(f"{name} must be a member of nki.isa.{kind.__name__}, got {call.attrs[name]!r}", TypeError)
 

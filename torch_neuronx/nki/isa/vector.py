@@ -170,12 +170,13 @@ def _shuffle_sizes(call: Call) -> None:
     dst, src = call.access("dst"), call.access("src")
     if dst.free_size != src.free_size:
         call.fail(f"needs equal elements per partition: dst has {dst.free_size}, src has {src.free_size}")
+    if 255 in call["shuffle_mask"]:
+        call.extra_reads.append(dst)  # some of its partitions stay
 
 
 @opcode(
     "vector",
     reads="src",
-    read_write="dst",
     limits=[on_chip("dst", "src"), same_dtype("dst", "src"), _shuffle_mask, _shuffle_sizes],
 )
 def nc_stream_shuffle(dst: NkiTensor, src: NkiTensor, shuffle_mask: Any, name: str | None = None) -> None:
