@@ -86,6 +86,13 @@ def test_results_that_take_over_an_offset(scatter: Callable[..., torch.Tensor]) 
         assert torch.equal(actual.cpu(), expected) and actual.stride() == expected.stride()
 
 
+def test_strides_of_dimensions_of_size_one_are_kept() -> None:
+    base = torch.arange(6.0)
+    for strides in ((6, 6, 1), (1, 3, 1), (6, 6, 1)):
+        x = base.as_strided((1, 1, 6), strides)
+        assert base.to(DEVICE).as_strided((1, 1, 6), strides).clone().stride() == x.clone().stride()
+
+
 def test_a_list_that_a_kernel_writes_into() -> None:
     """_unsafe_masked_index puts clamped indices into the list that it gets; the next call must not see them."""
     x, mask = torch.arange(5.0, device=DEVICE), torch.ones(2, dtype=torch.bool, device=DEVICE)

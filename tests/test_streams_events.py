@@ -1,6 +1,7 @@
 """Streams and events, as torch.cuda's: order, waits, timing, threads."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -234,3 +235,20 @@ def test_waiting_releases_the_gil():
     thread.start()
     neuron.synchronize()
     assert done.wait(10) and torch.isfinite(x).all()
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.5])
+def test_a_warning_of_queued_work_is_a_python_warning(pause):
+    """Whoever runs the kernel: the thread that waits, or (after a pause) the worker."""
+    x = torch.ones(3, dtype=torch.complex64, device="neuron")
+    torch.set_warn_always(True)
+    try:
+        x.to(torch.float32)
+        for _ in range(2):
+            torch.neuron.synchronize()
+            with pytest.warns(UserWarning, match="discards the imaginary part"):
+                x.to(torch.float32)
+                time.sleep(pause)
+                torch.neuron.synchronize()
+    finally:
+        torch.set_warn_always(False)

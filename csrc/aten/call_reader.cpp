@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/DefaultDtype.h>
 
+#include <algorithm>
 #include <cstring>
 #include <sstream>
 
@@ -37,6 +38,16 @@ uint64_t bits(double value) {
   uint64_t word;
   std::memcpy(&word, &value, sizeof word);
   return word;
+}
+
+/// Of a contiguous tensor. A dimension of size one may have any stride, and an empty tensor any: results repeat them.
+bool has_usual_strides(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  int64_t expected = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    if (strides[d] != expected) return false;
+    expected *= std::max<int64_t>(sizes[d], 1);
+  }
+  return true;
 }
 
 }  // namespace
@@ -166,7 +177,7 @@ void CallReader::read_tensor(const at::Tensor& tensor, const ArgSpec& spec, Plac
     fail_mixed(tensor);
 
   const auto sizes = impl->sizes();
-  const bool contiguous = impl->is_contiguous();
+  const bool contiguous = impl->is_contiguous() && has_usual_strides(sizes, impl->strides());
   const auto dtype = c10::typeMetaToScalarType(impl->dtype());
   key_.push_back(kTensor | static_cast<uint64_t>(dtype) << 8 | uint64_t{sizes.size()} << 16 | uint64_t{tensor.is_conj()} << 32 |
                  uint64_t{tensor.is_neg()} << 33 | uint64_t{impl->is_wrapped_number()} << 34 | uint64_t{tensor._is_zerotensor()} << 35 |

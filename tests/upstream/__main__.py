@@ -1,4 +1,4 @@
-"""``python -m tests.upstream [--suite NAME ...] [--match TEXT ...] [-n 2] [--json FILE] [--report]``."""
+"""``python -m tests.upstream [--suite NAME ...] [--match TEXT ...] [-n 2] [--json FILE] [--report [--merge FILE ...]]``."""
 
 import argparse
 import json
@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from .framework import Test, suites
+from .framework import Outcome, Test, suites
 from .pool import list_tests, run_all
 from .report import Results, differs, table, unexpected, write
 
@@ -18,6 +18,15 @@ def save(results: Results, path: Path) -> None:
     path.write_text(
         json.dumps([[test.suite, test.cls, test.method, {d: o.as_dict() for d, o in outs.items()}] for test, outs in results.items()])
     )
+
+
+def load(paths: list[Path]) -> Results:
+    """What earlier runs wrote with ``--json``; of a test in several files the last counts."""
+    results: Results = {}
+    for path in paths:
+        for suite, cls, method, outcomes in json.loads(path.read_text()):
+            results[Test(suite, cls, method)] = {device: Outcome(**fields) for device, fields in outcomes.items()}
+    return results
 
 
 def selected(names: list[str], match: list[str]) -> list[Test]:
@@ -36,6 +45,15 @@ def main() -> int:
     parser.add_argument(
         "--report", action="store_true", help=f"write {CONFORMANCE.relative_to(CONFORMANCE.parents[1])}; needs a run of everything"
     )
+    parser.add_argument(
+        "--merge",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="start from results that --json wrote (the last file wins) and run what they lack",
+    )
+    parser.add_argument("--as-is", action="store_true", help="with --merge: run nothing")
     parser.add_argument("-n", "--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--limit", type=float, default=90, help="seconds for one test on one device")
     options = parser.parse_args()
@@ -51,9 +69,11 @@ def main() -> int:
     if options.list:
         print("\n".join(map(str, tests)))
         return 0
-    results: Results = {}
+    known = load(options.merge)
+    results: Results = {test: known[test] for test in tests if test in known}
+    lacking = [test for test in tests if test not in known]
     short, saved = 0, time.monotonic()
-    for test, outcomes in run_all(tests, options.workers, options.limit):
+    for test, outcomes in run_all([] if options.as_is else lacking, options.workers, options.limit):
         results[test] = outcomes
         short += differs(outcomes)
         if sys.stderr.isatty():
@@ -65,11 +85,15 @@ def main() -> int:
             saved = time.monotonic()
     if options.json:
         save(results, options.json)
+    return finish(results, complete, len(tests) - len(results), options.report)
+
+
+def finish(results: Results, complete: bool, missing: int, report: bool) -> int:
     print(table(results))
-    problems = unexpected(results, complete)
+    problems = unexpected(results, complete and not missing)
     print("\n".join(problems))
-    if options.report:
-        write(results, CONFORMANCE)
+    if report:
+        write(results, missing, CONFORMANCE)
     return bool(problems)
 
 

@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "csrc/runtime/emulated/late_warnings.h"
 #include "csrc/runtime/executable.h"
 #include "csrc/runtime/settings.h"
 
@@ -175,6 +176,7 @@ int Executor::run_batch(const std::vector<EmulatedStream*>& streams, bool host_i
 
 void Executor::work() {
   prctl(PR_SET_NAME, "neuron-worker");
+  keep_warnings();
   prctl(PR_SET_TIMERSLACK, 1000UL);  // naps of 50 us, not of 100
   uint64_t seen = 0;
   int naps = 0, quiet_naps = 0;
@@ -377,6 +379,7 @@ void EmulatedStream::fail(std::exception_ptr error) {
 }
 
 void EmulatedStream::raise_pending() {
+  deliver_warnings();
   if (!has_pending()) return;
   std::exception_ptr error;
   {
