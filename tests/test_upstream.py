@@ -37,7 +37,8 @@ def test_the_document_has_the_table() -> None:
     lines = CONFORMANCE.read_text().splitlines()
     section = lines[lines.index("## Known differences") + 2 : lines.index("## What fails on the CPU too") - 1]
     counts = [int(re.search(r"\| (\d+) \|", line)[1]) for line in section[2:]]
-    assert len(counts) == len(ROWS) and all(counts), "run python -m tests.upstream --report, or merge the runs of what changed"
+    partial = any(line.startswith("Not run for this report") for line in lines)
+    assert len(counts) == len(ROWS) and (all(counts) or partial), "run python -m tests.upstream --report, or merge the runs of what changed"
     assert section == known_differences(dict(zip(ROWS, counts, strict=True)))
     total, short, percent = next(line for line in lines if line.startswith("| all |")).strip(" |").split(" | ")[-3:]
     assert int(total) > 25_000 and int(short) == sum(counts) < BAR["tests"] and float(percent) < BAR["percent"]

@@ -93,7 +93,7 @@ def finish(results: Results, complete: bool, missing: int, report: bool) -> int:
     problems = unexpected(results, complete and not missing)
     print("\n".join(problems))
     if report:
-        write(results, missing, CONFORMANCE)
+        write(results, f"{missing} tests" if missing else "", CONFORMANCE)
     return bool(problems)
 
 

@@ -67,8 +67,8 @@ def table(results: Results) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def conformance(results: Results, missing: int = 0) -> str:
-    """The text of docs/conformance.md; ``missing``: tests without a result."""
+def conformance(results: Results, lacking: str = "") -> str:
+    """The text of docs/conformance.md; ``lacking``: which tests have no result, for people."""
     counts = Counter(row for test, outcomes in results.items() if differs(outcomes) and (row := row_of(test)))
     cpu_fails = [
         f"| `{test}` | {outcomes['cpu'].status} | {_cell(outcomes['cpu'].reason)} |"
@@ -84,7 +84,7 @@ def conformance(results: Results, missing: int = 0) -> str:
             "",
             "*Counted* are the tests that the CPU passes or fails as PyTorch expects; *short of the CPU* are those of them that `neuron`",
             "does not; a skip on `neuron` alone counts as short.",
-            *([f"{missing} tests more exist and were not run for this report."] if missing else []),
+            *([f"Not run for this report: {lacking}."] if lacking else []),
             "",
             table(results),
             "",
@@ -113,5 +113,5 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("|", "/").split())[:160]
 
 
-def write(results: Results, missing: int, path: Path) -> None:
-    path.write_text(conformance(results, missing))
+def write(results: Results, lacking: str, path: Path) -> None:
+    path.write_text(conformance(results, lacking))
