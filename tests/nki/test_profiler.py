@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import nki
+import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 import pytest
 import torch
+from nki.collectives import ReplicaGroup
 
 from torch_neuronx.nki.kernels import matmul, softmax
 from torch_neuronx.nki.profiler import BenchmarkResult, Profile
@@ -156,6 +158,19 @@ def test_two_cores_share_the_work() -> None:
     assert {span.core for span in two.spans} == {0, 1}
 
 
+def test_a_collective_takes_a_step_per_rank() -> None:
+    @nki.jit
+    def gather(x: Any, ranks: tuple[int, ...]) -> Any:
+        out = nl.ndarray((x.shape[0] * len(ranks), x.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
+        ncc.all_gather([x], [out], ReplicaGroup([list(ranks)]), 0)
+        return out
+
+    x = torch.empty(128, 512, device=META)
+    two, four = (gather.profile(x, tuple(range(n)), target="trn2") for n in (2, 4))
+    assert four.time_us - two.time_us > 2 * 1.5
+    assert two.hbm_bytes == 3 * 128 * 512 * 4  # the own part is read, two are written
+
+
 def test_perfetto(tmp_path: Path) -> None:
     profile = exp_kernel.profile(torch.empty(128, 512, device=META), target="trn2")
     trace = json.loads(profile.to_perfetto(tmp_path / "trace.json").read_text())
@@ -182,7 +197,7 @@ from torch_neuronx.nki.kernels import softmax
 softmax.profile(torch.empty(128, 128, device="meta"), target="trn2")
 assert "matplotlib" not in sys.modules
 """
-    done = run_python(code)
+    done = run_python(code, timeout=300)
     assert done.returncode == 0, done.stderr
 
 

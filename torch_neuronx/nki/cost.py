@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from torch_neuronx.nki import (
+    collectives,  # noqa: F401  (it, isa and language fill OPCODES)
     cost_dma,
-    isa,  # noqa: F401  (these two fill OPCODES)
+    isa,  # noqa: F401
     language,  # noqa: F401
 )
 from torch_neuronx.nki.cost_parameters import DYNAMIC_ADDRESS, MIN_INITIATION, PARAMETERS, STRIDE_BYTES
@@ -273,6 +274,8 @@ COSTS: dict[str, CostRow] = {
     # sequencers
     "core_barrier": CostRow(_fixed(1000), _ASSUMED, "1000"),
     "device_print": CostRow(_fixed(MIN_INITIATION), _ASSUMED, "64"),
+    **{name: CostRow(_dma, _ASSUMED, "a ring: bytes x bus factor at the core's DMA rate, 1500 ns a step") for name in cost_dma.COLLECTIVES},
+    "_load_rank": CostRow(_fixed(MIN_INITIATION), _ASSUMED, "64"),
     "register_move": CostRow(_fixed(MIN_INITIATION), _ASSUMED, "64"),
     "register_load": CostRow(_fixed(DYNAMIC_ADDRESS), _ASSUMED, "600, as a dynamic address"),
     "register_store": CostRow(_fixed(DYNAMIC_ADDRESS), _ASSUMED, "600, as a dynamic address"),
