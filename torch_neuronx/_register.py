@@ -23,6 +23,7 @@ def register(package: ModuleType) -> None:
         _require_extension(package)
         from torch_neuronx import _C, _comm, _exit, _nki_names, _surface, ipc
         from torch_neuronx.compile import hook
+        from torch_neuronx.distributed import _backend
 
         _C._register_front_end()
         for name in _surface.__all__:
@@ -33,6 +34,7 @@ def register(package: ModuleType) -> None:
         ipc.register()
         hook.install()
         _be_strict()
+        _backend.register()
     except Exception as error:
         _failure = error
         _offer_the_failure(package)

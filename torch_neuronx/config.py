@@ -94,6 +94,18 @@ VARIABLES = (
     _variable("TORCH_NEURONX_COMPILE_TIMEOUT", _integer(1, 1 << 20), "3600", "seconds that neuronx-cc may take for one program"),
     _variable("TORCH_NEURONX_COMPILE_JOBS", _integer(1, 1 << 10), "half of the cores", "neuronx-cc processes at once on this host"),
     _variable("TORCH_NEURONX_COMPILE_PROGRESS", _flag(), "1", "say on stderr which compilation takes long"),
+    _variable(
+        "TORCH_NEURONX_EMULATED_LINK_US",
+        _integer(0, 60_000_000),
+        "0",
+        "modelled time of each collective in us, on top of what it takes here",
+    ),
+    _variable(
+        "TORCH_NEURONX_EMULATED_HOST",
+        _pattern("any text", re.compile(".*")),
+        "the machine",
+        "processes that name different hosts do not share memory",
+    ),
 )
 
 # Names of AWS's torch-neuronx that have no meaning here (yet): accepted and ignored.

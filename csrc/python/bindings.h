@@ -13,3 +13,4 @@ void bind_explain(py::module_& m);         ///< torch_neuronx/explain.py
 void bind_compiled_graph(py::module_& m);  ///< torch_neuronx/compile/
 void bind_ipc(py::module_& m);             ///< torch_neuronx/ipc.py
 void bind_nki(py::module_& m);             ///< torch_neuronx/nki/
+void bind_distributed(py::module_& m);     ///< torch_neuronx/distributed/

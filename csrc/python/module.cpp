@@ -58,4 +58,5 @@ PYBIND11_MODULE(_C, m) {
   bind_compiled_graph(m);
   bind_ipc(m);
   bind_nki(m);
+  bind_distributed(m);
 }

@@ -1,7 +1,9 @@
 // Device memory that two processes of one host see: an ability that a target's Memory may have besides its own interface.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 
 namespace neuron {
 
@@ -11,6 +13,10 @@ struct SharedRange {
   size_t offset = 0;     ///< of the piece in the file
   bool adopted = false;  ///< the address lies in what this process adopt()ed
 };
+
+/// How many segments this process has given back so far: as long as it has not changed, a descriptor that share() gave names the same file.
+/// Counted before the descriptor is closed.
+extern std::atomic<uint64_t> segments_released;
 
 /// Reached by dynamic_cast from Memory. Thread safe.
 class SharedMemory {

@@ -1,7 +1,7 @@
-"""Calls back once ``torch._dynamo``, and ``torch._inductor``'s table of devices, have been imported, by whoever imports them.
+"""Calls back once ``torch._dynamo``, ``torch._inductor``'s table of devices, or ring attention has been imported, by whoever does.
 
 The default backend, the device interface and Inductor's devices live in registries whose import is that of Dynamo (1.5 s), so they cannot
-be filled when the device is loaded. A finder in front of ``sys.meta_path`` waits for the imports; it leaves when it has seen both.
+be filled when the device is loaded. A finder in front of ``sys.meta_path`` waits for the imports; it leaves when it has seen all.
 """
 
 from __future__ import annotations
@@ -29,9 +29,16 @@ def _inductor_is_there() -> None:
     inductor.register()
 
 
+def _ring_attention_is_there() -> None:
+    from torch_neuronx.distributed import _ring_attention
+
+    _ring_attention.register()
+
+
 _CALLBACKS: dict[str, Callable[[], None]] = {
     "torch._dynamo": _dynamo_is_there,
     "torch._inductor.codegen.common": _inductor_is_there,
+    "torch.distributed.tensor.experimental._context_parallel._attention": _ring_attention_is_there,
 }
 
 

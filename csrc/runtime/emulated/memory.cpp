@@ -14,6 +14,7 @@
 namespace neuron {
 
 intptr_t guard_offset = 0;
+std::atomic<uint64_t> segments_released{0};
 
 namespace emulated {
 namespace {
@@ -191,6 +192,7 @@ void EmulatedMemory::release(void* segment, size_t bytes) noexcept {
   if (fd >= 0) {
     host_->remove(fd, static_cast<int64_t>(bytes));
     allocated_ -= static_cast<int64_t>(bytes);
+    segments_released.fetch_add(1, std::memory_order_seq_cst);
     close(fd);
   }
   segments_.erase(found);

@@ -18,23 +18,28 @@
 namespace neuron {
 
 HostWait host_wait;
+void (*Completion::on_done)() = nullptr;
 
 namespace {
 
 // Record layout: [header][subject][words...]; header = kind | serial << 8 | count << 32.
-enum Kind : uint64_t { kSkip, kLaunch, kLaunchHeap, kCall, kMark, kWait };
+enum Kind : uint64_t { kSkip, kLaunch, kLaunchHeap, kCall, kMark, kWait, kAwait };
 constexpr size_t kPrefix = 2;
 
-constexpr auto kNap = std::chrono::microseconds(50);    // how often the worker looks again while there may be work
-constexpr int kNapsBeforeSleep = 20;                    // then it sleeps until a producer kicks it
-constexpr uint64_t kKickBacklog = 16;                   // serial records that may lie idle before a producer kicks
-constexpr int kQuietNaps = 40;                          // naps without a new record after which the host counts as quiet
-constexpr uint64_t kMostPending = 1024;                 // records a stream may hold back, as many as launches on CUDA
-constexpr auto kRelief = std::chrono::milliseconds(2);  // a producer that meets a full queue runs records for this long, then goes on
-constexpr int kBatch = 64;                              // records that the worker runs before it looks around
+constexpr auto kNap = std::chrono::microseconds(50);      // how often the worker looks again while there may be work
+constexpr int kNapsBeforeSleep = 20;                      // then it sleeps until a producer kicks it
+constexpr uint64_t kKickBacklog = 16;                     // serial records that may lie idle before a producer kicks
+constexpr int kQuietNaps = 40;                            // naps without a new record after which the host counts as quiet
+constexpr uint64_t kMostPending = 1024;                   // records a stream may hold back, as many as launches on CUDA
+constexpr auto kRelief = std::chrono::milliseconds(2);    // a producer that meets a full queue runs records for this long, then goes on
+constexpr int kBatch = 64;                                // records that the worker runs before it looks around
+constexpr auto kPatience = std::chrono::milliseconds(2);  // a blocked thread that holds the slot looks again whether others can run
 
 // True while this thread holds the compute slot: a kernel may need a drain itself (memory is full) and must not wait for itself.
 thread_local bool holding_slot = false;
+
+// What the record that run_one() could not run waits for.
+thread_local std::shared_ptr<Completion> blocker;
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -62,6 +67,7 @@ class Executor {
     std::stable_sort(streams_.begin(), streams_.end(), [](auto* a, auto* b) { return a->priority < b->priority; });
     if (!worker_.joinable() && !stopping_) {
       owner_ = getpid();
+      Completion::on_done = [] { get().unblock(); };
       std::atexit([] { shutdown_streams(); });
       worker_ = std::thread([this] { work(); });
     }
@@ -108,9 +114,33 @@ class Executor {
     }
   }
 
-  /// With the slot held: runs `stream` until it has reached `sequence`.
-  void run_until(EmulatedStream& stream, uint64_t sequence) {
-    while (!stream.reached(sequence)) stream.run_one();
+  /// With the slot held: runs `stream` until it has reached `sequence`; false when it is blocked before.
+  bool run_until(EmulatedStream& stream, uint64_t sequence) {
+    while (!stream.reached(sequence))
+      if (!stream.run_one()) return false;
+    return true;
+  }
+
+  /// The same for a thread that cannot let go of the slot: while `stream` is blocked, it runs all others.
+  void insist(EmulatedStream& stream, uint64_t sequence) {
+    while (!run_until(stream, sequence)) {
+      const auto awaited = std::exchange(blocker, nullptr);
+      for (auto* other : snapshot())
+        while (!other->running_ && !other->idle() && other->run_one()) {
+        }
+      blocker = nullptr;
+      const auto until = std::chrono::steady_clock::now() + kPatience;
+      awaited->help([&] { return stream.reached(sequence) || std::chrono::steady_clock::now() >= until; });
+    }
+  }
+
+  /// A completion is done: whoever was blocked by it goes on.
+  void unblock() {
+    if (worker_blocked_.load(std::memory_order_seq_cst)) kick();
+    if (waiting_.load(std::memory_order_seq_cst) > 0) {
+      std::lock_guard lock(done_mutex_);
+      done_cv_.notify_all();
+    }
   }
 
   bool others_wait() const { return waiting_.load(std::memory_order_relaxed) > 0; }
@@ -140,6 +170,7 @@ class Executor {
 
   void work();
   int run_batch(const std::vector<EmulatedStream*>& streams, bool host_is_quiet);
+  void sleep(std::unique_lock<std::mutex>& lock, const std::vector<EmulatedStream*>& streams, uint64_t seen);
 
   const int cores_ = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   std::atomic<int> threads_{1};
@@ -154,6 +185,8 @@ class Executor {
   std::mutex sleep_mutex_;
   std::condition_variable work_cv_;
   std::atomic<bool> sleeping_{false};
+  std::atomic<bool> worker_blocked_{false};            // it sleeps although there is work
+  std::vector<std::shared_ptr<Completion>> blockers_;  // the worker's: what the streams of its last batch wait for
   std::atomic<bool> stopping_{false};
   std::thread worker_;
   pid_t owner_ = 0;
@@ -162,11 +195,15 @@ class Executor {
 /// Runs up to kBatch records that may run now; returns how many ran.
 int Executor::run_batch(const std::vector<EmulatedStream*>& streams, bool host_is_quiet) {
   int ran = 0;
+  blockers_.clear();
   for (auto* stream : streams) {
     while (ran < kBatch && !stream->idle() && !others_wait()) {
       bool serial = stream->next_is_serial();
       if (!serial && scarce() && !host_is_quiet) return ran;
-      stream->run_one();
+      if (!stream->run_one()) {
+        blockers_.push_back(std::exchange(blocker, nullptr));
+        break;
+      }
       ++ran;
       if (!serial && scarce()) return ran;  // look again whether the host has come back
     }
@@ -185,9 +222,10 @@ void Executor::work() {
     uint64_t total = total_enqueued(streams);
     quiet_naps = total == seen ? quiet_naps + 1 : 0;
     seen = total;
-    bool pending = std::any_of(streams.begin(), streams.end(), [](auto* s) { return !s->idle(); });
+    const auto pending = std::count_if(streams.begin(), streams.end(), [](auto* s) { return !s->idle(); });
     int ran = 0;
-    if (pending && !others_wait() && try_acquire()) {
+    blockers_.clear();
+    if (pending > 0 && !others_wait() && try_acquire()) {
       ran = run_batch(streams, quiet_naps >= kQuietNaps);
       release();
     }
@@ -195,20 +233,28 @@ void Executor::work() {
       naps = 0;
       if (ran == kBatch) continue;
     }
+    const bool all_blocked = pending > 0 && static_cast<size_t>(pending) == blockers_.size();
     std::unique_lock lock(sleep_mutex_);
-    if (pending || ++naps < kNapsBeforeSleep) {
+    if ((pending > 0 && !all_blocked) || ++naps < kNapsBeforeSleep) {
       work_cv_.wait_for(lock, kNap);
       continue;
     }
-    // Deep sleep. A producer that missed the flag is caught by the second look at the streams.
-    sleeping_.store(true, std::memory_order_seq_cst);
-    if (total_enqueued(streams) != seen) {
-      sleeping_.store(false, std::memory_order_relaxed);
-      continue;
-    }
-    work_cv_.wait(lock, [&] { return !sleeping_.load(std::memory_order_relaxed) || stopping_.load(std::memory_order_relaxed); });
+    sleep(lock, streams, seen);
     naps = 0;
   }
+}
+
+/// Until a producer or a completion kicks. One that missed the flags is caught by a second look.
+void Executor::sleep(std::unique_lock<std::mutex>& lock, const std::vector<EmulatedStream*>& streams, uint64_t seen) {
+  sleeping_.store(true, std::memory_order_seq_cst);
+  worker_blocked_.store(!blockers_.empty(), std::memory_order_seq_cst);
+  const bool late = total_enqueued(streams) != seen || std::any_of(blockers_.begin(), blockers_.end(), [](auto& b) { return b->done(); });
+  if (late) {
+    sleeping_.store(false, std::memory_order_relaxed);
+  } else {
+    work_cv_.wait(lock, [&] { return !sleeping_.load(std::memory_order_relaxed) || stopping_.load(std::memory_order_relaxed); });
+  }
+  worker_blocked_.store(false, std::memory_order_relaxed);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -252,17 +298,25 @@ void EmulatedStream::relieve() {
   auto& executor = Executor::get();
   auto some_room = [&] { return queued() - completed() <= kMostPending - kBatch; };
   const auto until = std::chrono::steady_clock::now() + kRelief;
+  auto late = [&] { return std::chrono::steady_clock::now() >= until; };
   auto run = [&] {
     do {
-      run_one();
-    } while (!idle() && std::chrono::steady_clock::now() < until);
+      if (!run_one()) return;
+    } while (!idle() && !late());
   };
   if (idle()) return;
-  if (holding_slot) return run();
-  HostWaitScope wait;
-  if (!executor.acquire_unless([&] { return idle() || some_room(); })) return;
-  if (!idle()) run();
-  executor.release();
+  if (holding_slot) {
+    run();
+  } else {
+    HostWaitScope wait;
+    if (!executor.acquire_unless([&] { return idle() || some_room(); })) return;
+    if (!idle()) run();
+    executor.release();
+  }
+  if (const auto awaited = std::exchange(blocker, nullptr)) {
+    HostWaitScope wait;
+    awaited->help([&] { return late() || some_room(); });
+  }
 }
 
 uint64_t EmulatedStream::launch_now(Executable& exe, const uint64_t* words, size_t count) {
@@ -300,6 +354,12 @@ void EmulatedStream::wait_for(Stream& other, uint64_t sequence) {
   push(kWait, reinterpret_cast<uint64_t>(&other), &sequence, 1, true);
 }
 
+void EmulatedStream::wait_for(std::shared_ptr<Completion> completion) {
+  close_window();
+  if (completion->done() && !completion->error()) return;
+  push(kAwait, reinterpret_cast<uint64_t>(new std::shared_ptr<Completion>(std::move(completion))), nullptr, 0, true);
+}
+
 bool EmulatedStream::query() {
   close_window();
   if (idle()) return true;
@@ -317,13 +377,14 @@ void EmulatedStream::drain(uint64_t sequence) {
   close_window();
   sequence = std::min(sequence, queued());  // it may have promised the record of a window that another thread was closing
   auto& executor = Executor::get();
-  if (holding_slot) return executor.run_until(*this, sequence);
+  if (holding_slot) return executor.insist(*this, sequence);
   HostWaitScope wait;
   auto reached_it = [&] { return reached(sequence); };
   // The holder of the slot may be at work for another stream: take over as soon as it pauses.
   while (executor.acquire_unless(reached_it)) {
     executor.run_until(*this, sequence);
     executor.release();
+    if (const auto awaited = std::exchange(blocker, nullptr)) awaited->help(reached_it);
   }
 }
 
@@ -333,12 +394,23 @@ bool EmulatedStream::next_is_serial() {
   return kind_of(word) == kSkip ? serial_of(ring_[(head + count_of(word)) & mask_]) : serial_of(word);
 }
 
-void EmulatedStream::run_one() {
+/// With the slot held: true when `completion` is done, after running what it needs.
+bool EmulatedStream::await(const std::shared_ptr<Completion>& completion) {
+  if (completion->done()) return true;
+  for (auto [stream, sequence] : completion->needs())
+    if (!Executor::get().run_until(static_cast<EmulatedStream&>(*stream), sequence)) return false;
+  if (completion->done()) return true;
+  blocker = completion;
+  return false;
+}
+
+bool EmulatedStream::run_one() {
   uint64_t head = head_.load(std::memory_order_relaxed);
   if (uint64_t word = ring_[head & mask_]; kind_of(word) == kSkip) head += count_of(word);
   uint64_t* slot = &ring_[head & mask_];
   const size_t count = count_of(slot[0]);
   auto* exe = reinterpret_cast<Executable*>(slot[1]);
+  running_ = true;
   try {
     switch (kind_of(slot[0])) {
       case kLaunch:
@@ -361,15 +433,28 @@ void EmulatedStream::run_one() {
       }
       case kWait: {
         auto* other = reinterpret_cast<EmulatedStream*>(slot[1]);
-        Executor::get().run_until(*other, slot[kPrefix]);
+        if (Executor::get().run_until(*other, slot[kPrefix])) break;
+        running_ = false;
+        return false;
+      }
+      case kAwait: {
+        auto* awaited = reinterpret_cast<std::shared_ptr<Completion>*>(slot[1]);
+        if (!await(*awaited)) {
+          running_ = false;
+          return false;
+        }
+        std::unique_ptr<std::shared_ptr<Completion>> completion(awaited);
+        if (auto error = (*completion)->error()) std::rethrow_exception(error);
         break;
       }
     }
   } catch (...) {
     fail(std::current_exception());
   }
+  running_ = false;
   head_.store(head + kPrefix + count, std::memory_order_release);
   completed_.store(completed_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  return true;
 }
 
 void EmulatedStream::fail(std::exception_ptr error) {

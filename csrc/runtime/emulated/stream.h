@@ -5,7 +5,7 @@
 // worker thread, a host thread that waits, and a host thread that runs an op inline (ComputeSlot). A thread that waits runs
 // the queue itself instead of sleeping until another thread has done it; a wait on another stream is met by running that
 // stream up to the awaited point. The chain of such waits is never deeper than the number of streams, because an event is
-// always enqueued before the wait that names it.
+// always enqueued before the wait that names it. A wait for another process blocks a stream: see Note [Blocked streams].
 //
 // Note [Few cores]
 // A busy host thread beside an OpenMP team on the same cores slows the team about threefold: its barrier waits for a thread
@@ -19,11 +19,12 @@
 #include <mutex>
 #include <vector>
 
+#include "csrc/runtime/completion.h"
 #include "csrc/runtime/stream.h"
 
 namespace neuron {
 
-class EmulatedStream final : public Stream {
+class EmulatedStream final : public Stream, public Awaiting {
  public:
   EmulatedStream(int device, int64_t id, int priority, size_t ring_words);
 
@@ -31,6 +32,7 @@ class EmulatedStream final : public Stream {
   uint64_t call(std::function<void()> fn) override;
   uint64_t mark(TimeCell time) override;
   void wait_for(Stream& other, uint64_t sequence) override;
+  void wait_for(std::shared_ptr<Completion> completion) override;
   bool query() override;
   void drain(uint64_t sequence) override;
   void raise_pending() override;
@@ -46,7 +48,8 @@ class EmulatedStream final : public Stream {
 
   // Consumer side, called with the compute slot held.
   bool next_is_serial();
-  void run_one();
+  bool run_one();  // false: blocked, nothing was consumed; see Executor::take_blocker()
+  bool await(const std::shared_ptr<Completion>& completion);
   void fail(std::exception_ptr error);
 
   // The ring. Positions count words and never wrap; the slot of a position is position & mask_.
@@ -55,6 +58,7 @@ class EmulatedStream final : public Stream {
   std::mutex producer_;                        // orders producers of this stream
   alignas(64) uint64_t tail_ = 0;              // producers only
   alignas(64) std::atomic<uint64_t> head_{0};  // first word not yet consumed
+  bool running_ = false;                       // a record of this stream is being run, perhaps further up this thread's stack
 
   std::mutex error_mutex_;
   std::exception_ptr error_;

@@ -1,0 +1,11 @@
+"""For torchrun: prints which rank this is and which device it uses."""
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group()
+x = torch.ones(1, device="neuron")
+dist.all_reduce(x)
+assert x.item() == dist.get_world_size()
+print(f"rank {dist.get_rank()} of {dist.get_world_size()} on {x.device.index}", flush=True)
+dist.destroy_process_group()

@@ -1,0 +1,67 @@
+"""The examples of ``examples/distributed``, each against one process, and one through torchrun as its documentation says."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.distributed.workers import Ranks
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples" / "distributed"
+
+
+def load(name: str) -> ModuleType:
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(EXAMPLES))
+
+
+def check(name: str, steps: int) -> None:
+    load(name).check(steps)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "tp_fsdp", "context_parallel", "expert_parallel"])
+def test_example_is_as_one_process(ranks4: Ranks, name: str) -> None:
+    ranks4.run(check, name, 20)
+
+
+def check_schedule(schedule: str) -> None:
+    load("pipeline").check(20, (schedule,))
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"])
+def test_pipeline_is_as_one_process(ranks4: Ranks, schedule: str) -> None:
+    ranks4.run(check_schedule, schedule)
+
+
+def torchrun(*arguments: str, timeout: float = 300) -> str:
+    result = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_elastic_loses_no_step() -> None:
+    out = torchrun("--standalone", "--nproc-per-node=2", "--max-restarts=1", str(EXAMPLES / "elastic.py"), "--check", "--steps=4")
+    assert "attempt 1 ended as a run that nothing disturbed" in out
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "tp_fsdp", "pipeline", "context_parallel", "expert_parallel"])
+def test_example_under_torchrun(name: str) -> None:
+    assert "as in one process" in torchrun("--standalone", "--nproc-per-node=4", str(EXAMPLES / f"{name}.py"), "--check", "--steps=5")

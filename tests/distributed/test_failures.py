@@ -1,0 +1,273 @@
+"""What the others see when a rank dies, hangs, or calls something else; and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.workers import _environment, free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROLOGUE = """
+import os, signal, sys, time, datetime, torch
+import torch.distributed as dist
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def start(seconds=100):
+    dist.init_process_group("neuron", timeout=datetime.timedelta(seconds=seconds))
+    x = torch.ones(100_000, device="neuron")
+    dist.all_reduce(x)
+    torch.neuron.synchronize()
+    return x
+"""
+
+
+def run(body: str, size: int = 2, timeout: float = 90, **environment: str) -> list[subprocess.CompletedProcess[str]]:
+    """One script on ``size`` ranks, each an own interpreter."""
+    port = free_port()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROLOGUE + body],
+            env={**os.environ, **_environment(rank, size, port), **environment},
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    results = []
+    for process in processes:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            for other in processes:
+                other.kill()
+            raise
+        results.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
+    return results
+
+
+def named_memory() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+WAITS = """
+x = start()
+if rank == size - 1:
+    {}
+began = time.monotonic()
+try:
+    dist.all_reduce(x)
+    torch.neuron.synchronize()
+except Exception as error:
+    print(type(error).__name__, round(time.monotonic() - began, 1), error)
+    os._exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    "how", ["os.kill(os.getpid(), signal.SIGKILL)", "sys.exit(1)", "raise ValueError('a bug')"], ids=["kill", "exit", "raise"]
+)
+def test_a_rank_that_ends_fails_the_others_within_seconds_and_leaves_nothing(how: str) -> None:
+    before = named_memory()
+    *others, gone = run(WAITS.format(how), size=3)
+    assert gone.returncode != 0
+    for result in others:
+        assert result.returncode == 3, result.stderr
+        kind, seconds, text = result.stdout.split(" ", 2)
+        assert kind == "DistBackendError"
+        assert float(seconds) < 5
+        assert re.search(
+            r"ALLREDUCE SUM #1 of 390.6 KiB float32 at <string>:\d+ .*rank 2 \(process \d+\), which last entered ALLREDUCE SUM #0", text
+        )
+    assert named_memory() <= before
+
+
+def test_a_rank_that_hangs_is_named_when_the_time_is_over() -> None:
+    body = """
+x = start(3)
+if rank == 1:
+    time.sleep(8)
+    os._exit(0)
+began = time.monotonic()
+try:
+    dist.all_reduce(x)
+    torch.neuron.synchronize()
+except Exception as error:
+    print(type(error).__name__, round(time.monotonic() - began, 1), error)
+try:
+    dist.all_reduce(x)
+except Exception as error:
+    print("again", error)
+from torch_neuronx.distributed import flight_recorder
+last = flight_recorder()[-1]
+print(last["operation"], last["state"], last["group"])
+"""
+    first, _ = run(body)
+    assert first.returncode == 0, first.stderr
+    raised, again, last = first.stdout.splitlines()
+    kind, seconds, text = raised.split(" ", 2)
+    assert kind == "DistBackendError" and 2.5 < float(seconds) < 6
+    assert "timed out on rank 0: it waits for rank 1 (process" in text and "last entered ALLREDUCE SUM #0" in text
+    assert again.startswith("again") and "timed out" in again
+    assert last == "ALLREDUCE SUM failed default_pg"
+
+
+def test_ranks_that_call_different_collectives_are_told_who_called_what() -> None:
+    body = """
+x = start()
+try:
+    dist.all_reduce(x) if rank == 0 else dist.broadcast(x, 0)
+    torch.neuron.synchronize()
+except Exception as error:
+    print(type(error).__name__, error)
+    os._exit(3)
+"""
+    first, second = run(body)
+    assert "rank 0 is in ALLREDUCE SUM #1" in first.stdout and "but rank 1 in BROADCAST #1" in first.stdout
+    assert "rank 1 is in BROADCAST #1" in second.stdout
+
+
+def test_other_sizes_and_dtypes_are_errors_too() -> None:
+    body = """
+x = start()
+try:
+    dist.all_reduce(torch.ones(10 + rank, device="neuron"))
+    torch.neuron.synchronize()
+except Exception as error:
+    print(error)
+    os._exit(3)
+"""
+    for result in run(body):
+        assert result.returncode == 3 and "do not call the same collective" in result.stdout
+
+
+def test_a_wait_with_a_time_limit_names_who_is_missing() -> None:
+    body = """
+x = start()
+if rank == 0:
+    work = dist.all_reduce(x, async_op=True)
+    try:
+        work.wait(datetime.timedelta(seconds=1))
+    except Exception as error:
+        print(error)
+    work.wait()
+    torch.neuron.synchronize()
+else:
+    time.sleep(3)
+    dist.all_reduce(x)
+dist.destroy_process_group()
+"""
+    first, second = run(body)
+    assert "was not done within 1000 ms: it waits for rank 1" in first.stdout
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+
+
+def test_abort_ends_the_others_too() -> None:
+    body = """
+x = start()
+if rank == 0:
+    time.sleep(1)
+    dist.distributed_c10d._abort_process_group()
+    time.sleep(3)
+    os._exit(0)
+try:
+    dist.all_reduce(x)
+    torch.neuron.synchronize()
+except Exception as error:
+    print(error)
+    os._exit(3)
+"""
+    _, second = run(body)
+    assert second.returncode == 3 and "has aborted the group" in second.stdout
+
+
+def test_more_ranks_than_cores_is_refused_with_the_settings_named() -> None:
+    for result in run("start()", size=3, NEURON_RT_NUM_CORES="2"):
+        assert result.returncode != 0
+        assert "TORCH_NEURONX_EMULATED_INSTANCE" in result.stderr
+
+
+def test_ranks_on_several_hosts_go_through_gloo() -> None:
+    body = """
+os.environ["TORCH_NEURONX_EMULATED_HOST"] = f"host{rank % 2}"
+x = start()
+assert not dist.group.WORLD._get_backend(torch.device("neuron")).on_one_host
+def check(x, value):
+    assert (x.cpu() == value).all(), (x, value)
+check(x, size)
+y = torch.full((10,), float(rank), device="neuron")
+dist.all_reduce(y, dist.ReduceOp.AVG)
+check(y, (size - 1) / 2)
+z = torch.empty(size, device="neuron")
+dist.all_gather_into_tensor(z, torch.full((1,), float(rank), device="neuron"))
+check(z, torch.arange(size).float())
+dist.reduce_scatter_tensor(y[:2], torch.ones(2 * size, device="neuron"))
+check(y[:2], size)
+dist.broadcast(y.fill_(rank), 1)
+check(y, 1)
+if rank == 0:
+    dist.send(y + 5, 1)
+elif rank == 1:
+    dist.recv(y, 0)
+    check(y, 6)
+dist.all_to_all_single(z, torch.arange(size, device="neuron").float() + 10 * rank)
+check(z, torch.arange(size) * 10.0 + rank)
+dist.barrier()
+objects = [None] * size
+dist.all_gather_object(objects, rank)
+assert objects == list(range(size))
+dist.destroy_process_group()
+"""
+    for result in run(body, size=3):
+        assert result.returncode == 0, result.stderr
+
+
+def test_pending_work_does_not_keep_a_process_from_ending() -> None:
+    body = """
+x = start()
+if rank == 0:
+    dist.all_reduce(x, async_op=True)
+else:
+    time.sleep(6)
+    os._exit(0)
+"""
+    began = time.monotonic()
+    first, _ = run(body)
+    assert first.returncode == 0 and time.monotonic() - began < 60
+    assert signal.SIGKILL  # the process ended by itself
+
+
+@pytest.mark.full
+def test_torchrun_counts_the_cores() -> None:
+    script = ROOT / "tests" / "distributed" / "print_rank.py"
+    result = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=neuron", str(script)],
+        env={**os.environ, "NEURON_RT_NUM_CORES": "2"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    assert sorted(line for line in result.stdout.splitlines() if line.startswith("rank")) == ["rank 0 of 2 on 0", "rank 1 of 2 on 1"]
+
+
+def test_two_ranks_on_one_core_are_refused() -> None:
+    body = """
+try:
+    start()
+except Exception as error:
+    print(error)
+    os._exit(3)
+"""
+    for result in run(body, LOCAL_RANK=""):
+        assert result.returncode == 3 and "both use NeuronCore 0" in result.stdout and "set_device" in result.stdout

@@ -1,0 +1,101 @@
+"""Processes that stay: each is a rank of one process group, and runs the functions that tests send to all of them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _environment(rank: int, size: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _serve(rank: int, size: int, port: int, orders: Connection, environment: dict[str, str]) -> None:
+    import torch.distributed as dist
+
+    os.environ.update(_environment(rank, size, port) | environment)
+    torch.set_num_threads(1)
+    bound = torch.device("neuron", rank) if "TEST_BOUND" in environment else None
+    dist.init_process_group(environment.get("TEST_BACKEND", "cpu:gloo,neuron:neuron") or None, device_id=bound)
+    while (order := orders.recv()) is not None:
+        function, arguments = order
+        try:
+            orders.send((True, function(*arguments)))
+        except BaseException:
+            orders.send((False, traceback.format_exc()))
+    dist.destroy_process_group()
+
+
+class Ranks:
+    """``size`` ranks with the default process group; ``environment`` is set in each before its first use of the device.
+
+    TEST_BACKEND names the backend ("": none), TEST_BOUND=1 binds the group to the rank's device.
+    """
+
+    def __init__(self, size: int, **environment: str) -> None:
+        self.size = size
+        context = mp.get_context("spawn")
+        port = free_port()
+        self._pipes, self._processes = [], []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, size, port, theirs, environment), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = 120) -> list[Any]:
+        """What ``function(*arguments)``, of a module that ranks can import, returns on each rank. Raises the first failure's text."""
+        for pipe in self._pipes:
+            pipe.send((function, arguments))
+        results, failures = [], []
+        for rank, pipe in enumerate(self._pipes):
+            if not pipe.poll(timeout):
+                self.kill()
+                raise TimeoutError(f"rank {rank} of {function.__name__} is not done after {timeout} s; failures so far: {failures}")
+            good, result = pipe.recv()
+            results.append(result)
+            if not good:
+                failures.append(f"rank {rank}:\n{result}")
+        if failures:
+            raise AssertionError("\n".join(failures))
+        return results
+
+    def kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            try:
+                pipe.send(None)
+            except BrokenPipeError:
+                print("a rank has ended before", file=sys.stderr)
+        for process in self._processes:
+            process.join(20)
+            if process.is_alive():
+                process.kill()
+                process.join()

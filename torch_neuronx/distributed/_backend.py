@@ -1,0 +1,70 @@
+"""Registers the backend ``neuron`` with ``torch.distributed``, and makes its groups."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torch_neuronx import _C, _device
+
+_DEVICE = "neuron"
+
+
+def register() -> None:
+    """Called once, when the backend loads."""
+    if dist.is_available():
+        dist.Backend.register_backend(_DEVICE, _create, extended_api=True, devices=[_DEVICE])
+
+
+def _create(options: Any, group_options: Any) -> Any:
+    """A ``c10d::Backend`` for one group. ``options`` are c10d's DistributedBackendOptions, ``group_options`` the user's ``pg_options``."""
+    _use_the_core_of_this_rank()
+    _make_default(sys._getframe(1))
+    timeout = options.timeout
+    if group_options is not None and getattr(group_options, "_timeout", None) is not None:
+        timeout = group_options._timeout
+    store, rank, size = options.store, options.group_rank, options.group_size
+
+    def transport() -> Any:
+        """What moves bytes between hosts."""
+        return dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout=timeout)
+
+    if not isinstance(timeout, timedelta):
+        timeout = timedelta(seconds=timeout)
+    return _C._make_backend(store, rank, size, timeout, options.group_id, list(options.global_ranks_in_group), transport)
+
+
+def _make_default(caller: FrameType) -> None:
+    """Makes this backend the one that its ProcessGroup answers for as a whole, which DDP asks for.
+
+    PyTorch 2.13 sets that to Gloo when no backend was named, even though it then makes only the accelerator's, and to nothing for
+    "cpu:gloo,neuron:neuron". A backend's maker is not given the ProcessGroup, but its caller has it.
+    """
+    group = caller.f_locals.get("pg")
+    if isinstance(group, dist.ProcessGroup):
+        group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+
+
+def _use_the_core_of_this_rank() -> None:
+    """Under ``torchrun`` each rank of a host uses the core of its ``LOCAL_RANK``, unless the script or NEURON_RT_VISIBLE_CORES chose."""
+    text = os.environ.get("LOCAL_RANK", "")
+    if not text.isdigit():
+        return
+    local_rank, cores = int(text), _device.device_count()
+    if local_rank >= cores:
+        if cores == 1 and os.environ.get("NEURON_RT_VISIBLE_CORES"):
+            return  # each rank was given a core of its own
+        ranks = os.environ.get("LOCAL_WORLD_SIZE", "more")
+        raise RuntimeError(
+            f"Rank {local_rank} of this host has no NeuronCore: {ranks} ranks were started, but there are {cores} cores. Start at most "
+            "that many (torchrun --nproc-per-node), or choose a larger emulated instance with TORCH_NEURONX_EMULATED_INSTANCE "
+            "(NEURON_RT_VISIBLE_CORES and NEURON_RT_NUM_CORES limit it)."
+        )
+    if _device.current_device() == 0 and not _device.is_initialized():
+        torch.neuron.set_device(local_rank)  # type: ignore[attr-defined]
