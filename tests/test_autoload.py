@@ -40,6 +40,7 @@ print(json.dumps(found))
 
 # The generated methods and the two enum names that torch's own rename_privateuse1_backend() adds.
 ALLOWED = {
+    "torch.distributed.distributed_c10d:Backend": {"NEURON"},  # Backend.register_backend()
     "torch": {"neuron"},
     "torch:Tensor": {"neuron", "is_neuron"},
     "torch._tensor:Tensor": {"neuron", "is_neuron"},

@@ -49,6 +49,7 @@ class Experts(nn.Module):
 
     def travel(self, tokens: Tensor, counts: Tensor) -> Tensor:
         """To the ranks that have the experts, through these, and back."""
+        assert self.group is not None
         size = dist.get_world_size(self.group)
         received = torch.empty_like(counts)
         dist.all_to_all_single(received, counts, group=self.group)
@@ -67,11 +68,11 @@ def make_model(group: dist.ProcessGroup | None = None) -> common.Transformer:
     torch.manual_seed(0)
     model = common.Transformer(layers=2)
     for block in model.blocks:
-        block.feed_forward = Experts(group)  # type: ignore[assignment]
+        block.feed_forward = Experts(group)
     model.to("neuron")
     if group is not None:
         for block in model.blocks:
-            block.feed_forward.keep_part()  # type: ignore[operator]
+            block.feed_forward.keep_part()
     return model
 
 

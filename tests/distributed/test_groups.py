@@ -26,10 +26,12 @@ def total(group: dist.ProcessGroup) -> float:
 def check_split() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     parts = [list(range(size // 2)), list(range(size // 2, size))]
-    backend = dist.group.WORLD._get_backend(torch.device(D))
+    world = dist.group.WORLD
+    assert world is not None
+    backend = world._get_backend(torch.device(D))
     assert backend.supports_splitting and backend.supports_coalescing and backend.name() == "neuron"
-    if dist.group.WORLD.bound_device_id is not None:
-        mine = dist.split_group(dist.group.WORLD, parts)
+    if world.bound_device_id is not None:
+        mine = dist.split_group(world, parts)
         assert total(mine) == sum(parts[rank * 2 // size])
         dist.destroy_process_group(mine)
     local = [rank // 2 * 2, rank // 2 * 2 + 1]

@@ -57,9 +57,10 @@ def full(state: dict[str, Any]) -> dict[str, torch.Tensor]:
 def same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float = 1e-5) -> None:
     assert actual.keys() == expected.keys()
     for name in expected:
-        torch.testing.assert_close(
-            actual[name], expected[name], rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        try:
+            torch.testing.assert_close(actual[name], expected[name], rtol=tolerance, atol=tolerance)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:

@@ -35,7 +35,7 @@ class TestNeuron(TestDistBackend, DistributedTest._DistTestBase):
     """The same on ``neuron``."""
 
     @classmethod
-    def _run(cls, rank: int, test_name: str, file_name: str, parent_pipe: Any, **kwargs: Any) -> None:
+    def _run(cls, rank: Any, test_name: Any, file_name: Any, pipe: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         self = cls(test_name)
         self.rank = rank
         self.file_name = file_name
@@ -50,7 +50,7 @@ class TestNeuron(TestDistBackend, DistributedTest._DistTestBase):
             timeout=timedelta(seconds=seconds),
         )
         self._barrier()
-        self.run_test(test_name, parent_pipe)
+        self.run_test(test_name, pipe)
         self._barrier()
         dist.destroy_process_group()
         sys.exit(0)

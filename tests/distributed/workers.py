@@ -71,7 +71,8 @@ class Ranks:
         """What ``function(*arguments)``, of a module that ranks can import, returns on each rank. Raises the first failure's text."""
         for pipe in self._pipes:
             pipe.send((function, arguments))
-        results, failures = [], []
+        results: list[Any] = []
+        failures: list[str] = []
         for rank, pipe in enumerate(self._pipes):
             if not pipe.poll(timeout):
                 self.kill()
