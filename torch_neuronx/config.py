@@ -86,6 +86,9 @@ VARIABLES = (
     _variable(
         "NEURON_EAGER_MODEL_CACHE_SIZE", _integer(1, 1 << 30), "16384", "the same under AWS's name; TORCH_NEURONX_EAGER_CACHE_SIZE wins"
     ),
+    _variable(
+        "TORCH_NEURONX_VECTORS", _word("auto", "portable", "avx2", "avx512"), "auto", "vectors of the tile functions (emulated only)"
+    ),
     _variable("TORCH_NEURONX_QUEUE_SIZE", _integer(1 << 10, 1 << 30), "131072", "64-bit words in the queue of a stream"),
     _variable("TORCH_NEURONX_STRICT", _word("trn1", "trn2", "trn3"), "off", "refuse what this chip would not run, in eager"),
     _variable("TORCH_NEURONX_NEFF_CACHE_DIR", ("a folder", bool), "the user's cache folder", "where programs compiled for a chip are kept"),

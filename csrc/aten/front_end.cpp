@@ -15,6 +15,7 @@
 #include "csrc/aten/recorder.h"
 #include "csrc/aten/window.h"
 #include "csrc/program/cache.h"
+#include "csrc/program/eager_group.h"
 #include "csrc/program/explain.h"
 #include "csrc/program/metadata.h"
 #include "csrc/program/program_target.h"
@@ -43,7 +44,10 @@ class OpState {
   void miss(CallReader& reader, uint64_t hash, torch::jit::Stack* stack);
   void note_miss(const CallReader& reader);
   void record_inline(CallReader& reader, uint64_t hash, Stream& stream, const torch::jit::Stack& results);
-  void learn(CallReader& reader, uint64_t hash, c10::ArrayRef<at::Tensor> tensors, Stream& stream, torch::jit::Stack& results);
+  c10::intrusive_ptr<CacheEntry> learn(CallReader& reader, uint64_t hash, c10::ArrayRef<at::Tensor> tensors, Stream& stream,
+                                       torch::jit::Stack& results);
+  c10::intrusive_ptr<CacheEntry> keep(CallReader& reader, uint64_t hash, Program program);
+  void repeat(CacheEntry& entry, CallReader& reader, Stream& stream, const torch::jit::Stack& results);
 
   const c10::OperatorHandle op_;
   std::once_flag prepared_;
@@ -283,6 +287,14 @@ void OpState::hit(CacheEntry& entry, CallReader& reader, torch::jit::Stack* stac
 /// Runs inline after the stream's earlier work, and learns the metadata. `hash` 0: not to be cached.
 void OpState::miss(CallReader& reader, uint64_t hash, torch::jit::Stack* stack) {
   Stream* stream = current_stream(reader.device());
+  if (hash != 0) {
+    Program program = reader.program();
+    if (infer_written(program)) {
+      if (recording().on()) note_miss(reader);
+      auto entry = keep(reader, hash, std::move(program));
+      return hit(*entry, reader, stack);
+    }
+  }
   if (stream->capture() != nullptr && hash != 0) [[unlikely]] {
     torch::jit::Stack nothing;
     learn(reader, hash, scratch_like(reader), *stream, nothing);
@@ -297,39 +309,43 @@ void OpState::miss(CallReader& reader, uint64_t hash, torch::jit::Stack* stack) 
   }
   stream->synchronize();
   torch::jit::Stack results;
-  learn(reader, hash, reader.tensors(), *stream, results);
+  auto entry = learn(reader, hash, reader.tensors(), *stream, results);
+  if (entry && entry->executable->repeats_first_run) repeat(*entry, reader, *stream, results);
   if (Recorder::current() != nullptr) [[unlikely]]
     record_inline(reader, hash, *stream, results);
   torch::jit::drop(*stack, arity_);
   for (auto& result : results) stack->push_back(std::move(result));
 }
 
-void OpState::learn(CallReader& reader, uint64_t hash, c10::ArrayRef<at::Tensor> tensors, Stream& stream, torch::jit::Stack& results) {
+/// The entry, or null when the Program must not be kept.
+c10::intrusive_ptr<CacheEntry> OpState::learn(CallReader& reader, uint64_t hash, c10::ArrayRef<at::Tensor> tensors, Stream& stream,
+                                              torch::jit::Stack& results) {
   Program program = reader.program();
-  bool keep = program_target().trace(program, tensors, stream, results);
-  if (keep && hash != 0) {
-    auto entry = c10::make_intrusive<CacheEntry>();
-    entry->key.assign(reader.key().begin(), reader.key().end());
-    entry->marks.assign(reader.marks().begin(), reader.marks().end());
-    entry->settles = fix_default_dtype(program);
-    entry->signature = hash ^ std::hash<std::string>()(toString(op_.operator_name()));
-    entry->fuses = op_.hasTag(at::Tag::pointwise);
-    entry->program = std::make_shared<const Program>(std::move(program));
-    entry->executable = program_target().load(entry->program, reader.device());
-    cache_.insert(hash, std::move(entry));
-  }
+  const bool stays = program_target().trace(program, tensors, stream, results);
+  return stays && hash != 0 ? keep(reader, hash, std::move(program)) : c10::intrusive_ptr<CacheEntry>();
 }
 
-/// Tells the Recorder of a call that ran inline: next time it would be a launch.
-void OpState::record_inline(CallReader& reader, uint64_t hash, Stream& stream, const torch::jit::Stack& results) {
-  auto entry = hash == 0 ? nullptr : cache_.find(hash, reader.key());
-  if (!entry) return Recorder::current()->stop(c10::str(op_.operator_name(), ": its results do not follow from its arguments' metadata"));
-  std::vector<c10::Storage> fresh(entry->program->fresh.size());
+c10::intrusive_ptr<CacheEntry> OpState::keep(CallReader& reader, uint64_t hash, Program program) {
+  auto entry = c10::make_intrusive<CacheEntry>();
+  entry->key.assign(reader.key().begin(), reader.key().end());
+  entry->marks.assign(reader.marks().begin(), reader.marks().end());
+  entry->settles = fix_default_dtype(program);
+  entry->signature = hash ^ std::hash<std::string>()(toString(op_.operator_name()));
+  entry->fuses = op_.hasTag(at::Tag::pointwise);
+  entry->program = std::make_shared<const Program>(std::move(program));
+  entry->executable = program_target().load(entry->program, reader.device());
+  cache_.insert(hash, entry);
+  return entry;
+}
+
+/// The storages of a traced call's results, in the order of program.fresh.
+static std::vector<c10::Storage> fresh_storages(const Program& program, const torch::jit::Stack& results) {
+  std::vector<c10::Storage> fresh(program.fresh.size());
   auto take = [&](const ResultMeta& meta, const c10::IValue& value) {
     if (meta.kind == ResultMeta::Kind::fresh) fresh[meta.source] = value.toTensor().storage();
   };
   for (size_t r = 0; r < results.size(); ++r) {
-    const auto& returned = entry->program->returns[r];
+    const auto& returned = program.returns[r];
     if (!returned.is_list) {
       take(returned.results[0], results[r]);
       continue;
@@ -337,7 +353,22 @@ void OpState::record_inline(CallReader& reader, uint64_t hash, Stream& stream, c
     auto elements = results[r].toListRef();
     for (size_t i = 0; i < returned.results.size(); ++i) take(returned.results[i], elements[i]);
   }
-  Recorder::current()->launched(*entry, reader, reader.words(), fresh, stream, draws_);
+  return fresh;
+}
+
+/// Runs what a traced call has learnt on the results of its trace, see Executable::repeats_first_run.
+void OpState::repeat(CacheEntry& entry, CallReader& reader, Stream& stream, const torch::jit::Stack& results) {
+  std::vector<uint64_t> words(reader.words().begin(), reader.words().end());
+  for (const auto& storage : fresh_storages(*entry.program, results)) words.push_back(reinterpret_cast<uint64_t>(storage.data()));
+  stream.launch(*entry.executable, words.data(), words.size());
+  if (settings().launch_blocking) stream.synchronize();
+}
+
+/// Tells the Recorder of a call that ran inline: next time it would be a launch.
+void OpState::record_inline(CallReader& reader, uint64_t hash, Stream& stream, const torch::jit::Stack& results) {
+  auto entry = hash == 0 ? nullptr : cache_.find(hash, reader.key());
+  if (!entry) return Recorder::current()->stop(c10::str(op_.operator_name(), ": its results do not follow from its arguments' metadata"));
+  Recorder::current()->launched(*entry, reader, reader.words(), fresh_storages(*entry->program, results), stream, draws_);
 }
 
 void OpState::note_miss(const CallReader& reader) {

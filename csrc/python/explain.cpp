@@ -8,6 +8,7 @@
 #include "csrc/program/explain.h"
 #include "csrc/program/program_target.h"
 #include "csrc/python/bindings.h"
+#include "csrc/runtime/emulated/kernels/library.h"
 #include "csrc/runtime/target.h"
 
 namespace {
@@ -64,6 +65,7 @@ py::dict counters_dict() {
   all["ops"] = ops;
   all["bytes"] = bytes;
   all["launches"] = c.launches.load();
+  all["tile_launches"] = c.tile_launches.load();
   all["sync_count"] = c.syncs.load();
   py::dict fallback_ops;
   for (const auto& [op, calls] : neuron::fallback_counts()) fallback_ops[op.c_str()] = calls;
@@ -111,6 +113,14 @@ void bind_explain(py::module_& m) {
   m.def("_set_adaptive_eager", neuron::set_adaptive_eager, py::arg("on"), "Switches Adaptive Eager; windows that are open close.");
   m.def("_clear_op_counts", neuron::clear_op_counts);
   m.def("_clear_program_cache", neuron::clear_cache, "Drops all cached Programs; they come back at one inline call each.");
+  m.def(
+      "_tile_vectors",
+      [] {
+        py::list names;
+        for (const auto& name : neuron::tiles::available_libraries()) names.append(name);
+        return names;
+      },
+      "Vectors of the tile functions that this processor has, best first.");
   m.def("_register_front_end", neuron::register_front_end);
   m.def("_front_end_verdict", [](const std::string& name, const std::string& overload) {
     return neuron::front_end_verdict(c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str()));

@@ -17,6 +17,10 @@ class Executable {
 
   /// True when it never uses more than one host thread, so that it may run beside a busy host thread (see emulated/stream.cpp).
   bool serial = true;
+
+  /// True when its results may differ in the last bits from those of the kernel that traced the call: the first call is then run again with
+  /// it, so that the first and later calls give the same.
+  bool repeats_first_run = false;
 };
 
 /// Whether the calling thread runs the work of streams at this moment: it must not wait for another thread that may wait for that.

@@ -177,6 +177,7 @@ Settings parse_settings() {
   std::string fallback = "warn";
   reader.word("TORCH_NEURONX_FALLBACK", &fallback, {"error", "warn", "allow"});
   result.fallback = fallback == "error" ? Fallback::error : fallback == "allow" ? Fallback::allow : Fallback::warn;
+  reader.word("TORCH_NEURONX_VECTORS", &result.vectors, {"auto", "portable", "avx2", "avx512"});
   reader.flag("TORCH_NEURONX_GUARD", &result.guard);
   reader.flag("NEURON_LAUNCH_BLOCKING", &result.launch_blocking);
   reader.flag("TORCH_NEURONX_CHECK_META", &result.check_meta);

@@ -12,8 +12,10 @@
 
 #include "csrc/aten/allocator.h"
 #include "csrc/aten/device_tensor.h"
+#include "csrc/program/eager_group.h"
 #include "csrc/program/metadata.h"
 #include "csrc/runtime/emulated/arena.h"
+#include "csrc/runtime/emulated/fused.h"
 #include "csrc/runtime/emulated/layouts.h"
 #include "csrc/runtime/emulated/sequence.h"
 #include "csrc/runtime/emulated/stream.h"
@@ -491,6 +493,8 @@ ResultMeta Tracer::adopt_tensor(const at::Tensor& tensor, at::Tensor& adopted) {
 class EmulatedPrograms final : public ProgramTarget {
  public:
   std::unique_ptr<Executable> load(std::shared_ptr<const Program> program, int device) override {
+    if (auto groups = groups_of_one(*program); !groups.empty())
+      return std::make_unique<FusedExecutable>(std::move(groups), toString(program->calls[0].op.operator_name()), is_serial(*program));
     return std::make_unique<EmulatedExecutable>(std::move(program), device);
   }
   std::unique_ptr<LoadedSequence> load(std::shared_ptr<const Sequence> sequence, int device) override {

@@ -3,6 +3,8 @@
 #include <exception>
 
 #include "csrc/program/memory_plan.h"
+#include "csrc/program/sequence_groups.h"
+#include "csrc/runtime/emulated/fused.h"
 
 namespace neuron {
 namespace {
@@ -52,17 +54,25 @@ class EmulatedSequence final : public LoadedSequence {
 
 EmulatedSequence::EmulatedSequence(std::shared_ptr<const Sequence> sequence)
     : sequence_(std::move(sequence)), bases_(sequence_->storages.size(), 0) {
-  for (size_t c = 0; c < sequence_->calls.size(); ++c) {
-    steps_.push_back(std::make_unique<KernelStep>(sequence_->calls[c], static_cast<int>(c)));
+  for (auto& group : group_calls(*sequence_)) {
+    const int first = group.calls.front();
+    if (group.group)
+      steps_.push_back(std::make_unique<GroupStep>(std::move(group), static_cast<int>(sequence_->storages.size())));
+    else
+      steps_.push_back(std::make_unique<KernelStep>(sequence_->calls[first], first));
   }
+  std::vector<bool> counted(sequence_->calls.size(), false);
   for (const auto& step : steps_) {
     serial = serial && step->serial;
-    if (step->calls.size() == 1) {
+    if (dynamic_cast<const KernelStep*>(step.get()) != nullptr) {
       ++kernels;
       continue;
     }
     ++groups;
-    fused_calls += static_cast<int>(step->calls.size());
+    for (int call : step->calls) {
+      fused_calls += !counted[call];
+      counted[call] = true;
+    }
     for (int s : step->internal) unwritten_bytes += sequence_->storages[s].bytes;
   }
   plan();
@@ -71,20 +81,18 @@ EmulatedSequence::EmulatedSequence(std::shared_ptr<const Sequence> sequence)
 /// Gives each temporary that is not internal to a step its place in the block.
 void EmulatedSequence::plan() {
   const auto& storages = sequence_->storages;
-  std::vector<int> step_of(sequence_->calls.size());
   std::vector<bool> placeless(storages.size());
-  for (size_t i = 0; i < steps_.size(); ++i) {
-    for (int call : steps_[i]->calls) step_of[call] = static_cast<int>(i);
-    for (int s : steps_[i]->internal) placeless[s] = true;
-  }
   std::vector<Lifetime> lifetimes(storages.size(), {0, static_cast<int>(steps_.size()), -1});
-  for (size_t c = 0; c < sequence_->calls.size(); ++c) {
+  for (int i = 0; i < static_cast<int>(steps_.size()); ++i) {
     auto touch = [&](int s) {
-      lifetimes[s].first = std::min(lifetimes[s].first, step_of[c]);
-      lifetimes[s].last = std::max(lifetimes[s].last, step_of[c]);
+      lifetimes[s].first = std::min(lifetimes[s].first, i);
+      lifetimes[s].last = std::max(lifetimes[s].last, i);
     };
-    for (int s : sequence_->calls[c].reads) touch(s);
-    for (int s : sequence_->calls[c].writes) touch(s);
+    for (int call : steps_[i]->calls) {
+      for (int s : sequence_->calls[call].reads) touch(s);
+      for (int s : sequence_->calls[call].writes) touch(s);
+    }
+    for (int s : steps_[i]->internal) placeless[s] = true;
   }
   std::vector<Lifetime> wanted;
   for (int s = 0; s < static_cast<int>(storages.size()); ++s) {

@@ -1,0 +1,397 @@
+#include "csrc/program/fusion.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+namespace neuron {
+namespace {
+
+using tiles::Kind;
+using tiles::Op;
+using tiles::Type;
+using What = TileStep::What;
+
+constexpr int64_t kTileBytes = 32 * 1024;  // what the tiles of a group may take together
+constexpr int64_t kLargestTile = 2048, kSmallestTile = 512;
+
+int64_t bits_of(double value) {
+  int64_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+}  // namespace
+
+// ---- GroupBuilder ----
+
+struct GroupBuilder::State {
+  /// What a place in memory holds at this point of the loop, as a tile of its type's own kind.
+  struct Value {
+    TilePlace place;
+    TileLayout layout;
+    Type type;
+    int tile;
+  };
+  struct Memory {
+    TilePlace place;
+    TileLayout layout;
+    Type type;
+    bool written = false;
+
+    bool is(const TilePlace& p, const TileLayout& l, Type t) const {
+      return place.storage == p.storage && place.byte_offset == p.byte_offset && type == t && layout == l;
+    }
+    bool overlaps(const TilePlace& p, const TileLayout& l, Type t) const {
+      return place.storage == p.storage && p.byte_offset < place.byte_offset + extent(layout, tiles::size_of(type)) &&
+             place.byte_offset < p.byte_offset + extent(l, tiles::size_of(t));
+    }
+  };
+
+  // Tiles below kScratch are memories; scratch tiles get their final numbers in finish().
+  static constexpr int kScratch = 1 << 20;
+
+  TileGroup group;
+  std::vector<Memory> memories;  // as group.memories
+  std::vector<Value> values;
+  std::vector<uint8_t> scratch_sizes;
+  int64_t elements = -1;
+
+  bool add(const TileCall& call);
+  TileGroup finish(std::vector<int>* internal);
+
+ private:
+  int scratch(int size);
+  int step(What what, Kind kind, Type type, int out, int in);
+  int memory(const TilePlace& place, const TileLayout& layout, Type type);
+  bool conflicts(const TilePlace& place, const TileLayout& layout, Type type, bool writes) const;
+  int load(const TilePlace& place, const TileLayout& layout, Type type);
+  int converted(int tile, Type from, Type to, bool rounded);
+  void store(const TilePlace& place, const TileLayout& layout, Type type, int tile, Kind kind);
+  void keep_inside(std::vector<int>& internal);
+  void drop_unused();
+  void place_scratch();
+};
+
+int GroupBuilder::State::scratch(int size) {
+  scratch_sizes.push_back(static_cast<uint8_t>(size));
+  return kScratch + static_cast<int>(scratch_sizes.size()) - 1;
+}
+
+int GroupBuilder::State::step(What what, Kind kind, Type type, int out, int in) {
+  TileStep made;
+  made.what = what;
+  made.kind = kind;
+  made.type = type;
+  made.out = out;
+  made.in[0] = in;
+  group.steps.push_back(made);
+  return out;
+}
+
+int GroupBuilder::State::memory(const TilePlace& place, const TileLayout& layout, Type type) {
+  for (size_t i = 0; i < memories.size(); ++i) {
+    if (memories[i].is(place, layout, type)) return static_cast<int>(i);
+  }
+  memories.push_back({place, layout, type});
+  group.memories.push_back({place.address, type, layout.sizes, layout.strides});
+  return static_cast<int>(memories.size()) - 1;
+}
+
+/// Whether a loop over tiles would mix up this access with another one of the group: same memory, not the same elements at the same time.
+bool GroupBuilder::State::conflicts(const TilePlace& place, const TileLayout& layout, Type type, bool writes) const {
+  return std::any_of(memories.begin(), memories.end(), [&](const Memory& m) {
+    return (writes || m.written) && !m.is(place, layout, type) && m.overlaps(place, layout, type);
+  });
+}
+
+/// The tile (of the type's own kind) of what lies at `place` now.
+int GroupBuilder::State::load(const TilePlace& place, const TileLayout& layout, Type type) {
+  for (const auto& value : values) {
+    if (value.place.storage == place.storage && value.place.byte_offset == place.byte_offset && value.type == type &&
+        value.layout == layout)
+      return value.tile;
+  }
+  int tile = memory(place, layout, type);
+  if (!layout.contiguous(tiles::size_of(type))) tile = step(What::gather, tiles::kind_of(type), type, scratch(tiles::size_of(type)), tile);
+  if (!tiles::is_native(type)) {
+    const Kind kind = tiles::kind_of(type);
+    tile = step(What::widen, kind, type, scratch(tiles::size_of(kind)), tile);
+  }
+  values.push_back({place, layout, type, tile});
+  return tile;
+}
+
+/// A tile of type `from` as one of type `to`; not rounded to it unless asked.
+int GroupBuilder::State::converted(int tile, Type from, Type to, bool rounded) {
+  constexpr Type native[] = {Type::f32, Type::f64, Type::i64, Type::b8};
+  const Kind have = tiles::kind_of(from), want = tiles::kind_of(to);
+  if (have != want) tile = step(What::widen, want, native[static_cast<int>(have)], scratch(tiles::size_of(want)), tile);
+  // Bools and what is of the type already need no rounding.
+  if (rounded && !tiles::is_native(to) && from != to && from != Type::b8)
+    tile = step(What::round, want, to, scratch(tiles::size_of(want)), tile);
+  return tile;
+}
+
+/// Writes a tile of `kind` to memory.
+void GroupBuilder::State::store(const TilePlace& place, const TileLayout& layout, Type type, int tile, Kind kind) {
+  const int to = memory(place, layout, type);
+  if (layout.contiguous(tiles::size_of(type))) {
+    step(What::narrow, kind, type, to, tile);
+    return;
+  }
+  const int packed = step(What::narrow, kind, type, scratch(tiles::size_of(type)), tile);
+  step(What::scatter, kind, type, to, packed);
+}
+
+namespace {
+
+TileNumber number_of(const TileCall& call, const TileArgument& argument, bool integer) {
+  TileNumber number;
+  number.integer = integer;
+  switch (argument.is) {
+    case TileArgument::Is::host_scalar:
+      number.from = TileNumber::From::memory;
+      number.type = *tile_type(argument.slot->meta.dtype);
+      number.word = call.words[argument.slot->word];
+      break;
+    case TileArgument::Is::payload:
+      number.from = argument.payload->type == Payload::Type::integer   ? TileNumber::From::integer
+                    : argument.payload->type == Payload::Type::boolean ? TileNumber::From::boolean
+                                                                       : TileNumber::From::real;
+      number.word = call.words[argument.payload->word];
+      break;
+    default:
+      if (argument.value->isDouble()) {
+        number.from = TileNumber::From::real;
+        number.word.offset = bits_of(argument.value->toDouble());
+      } else {
+        number.from = TileNumber::From::integer;
+        number.word.offset = argument.value->isBool() ? argument.value->toBool() : argument.value->toInt();
+      }
+  }
+  return number;
+}
+
+int64_t numel_of(const TensorMeta& meta) { return std::accumulate(meta.sizes.begin(), meta.sizes.end(), int64_t{1}, std::multiplies<>()); }
+
+bool is_real(Type type) { return tiles::kind_of(type) == Kind::f32 || type == Type::f64; }
+
+}  // namespace
+
+bool GroupBuilder::State::add(const TileCall& call) {
+  auto plan = plan_tiles(call);
+  if (!plan) return false;
+  const int64_t numel = numel_of(call.result);
+  if (elements >= 0 && elements != numel) return false;
+
+  // Everything that may refuse comes before the first change.
+  for (const auto& operand : plan->operands) {
+    if (operand.argument.is != TileArgument::Is::tensor) continue;
+    const auto& place = call.tensors[operand.argument.index];
+    if (conflicts(place, operand.layout, operand.type, false)) return false;
+    const Memory result{call.result_place, plan->result, plan->stored, true};
+    if (!result.is(place, operand.layout, operand.type) && result.overlaps(place, operand.layout, operand.type)) return false;
+  }
+  if (conflicts(call.result_place, plan->result, plan->stored, true)) return false;
+  elements = numel;
+  ++group.calls;
+  if (numel == 0) return true;
+
+  const Kind kind = tiles::kind_of(plan->compute);
+  TileStep made;
+  made.what = What::op;
+  made.op = plan->op;
+  made.kind = kind;
+  int in = 0;
+  const uint8_t traits = call.signature->row->traits;
+  auto constant = [&](TileNumber number, bool rounded, bool checked) {
+    for (const auto& known : group.constants) {
+      if (group.numbers[known.number] == number && known.type == plan->compute && known.kind == kind && known.rounded == rounded &&
+          known.checked == checked)
+        return known.tile;
+    }
+    group.numbers.push_back(number);
+    const int tile = scratch(tiles::size_of(kind));
+    group.constants.push_back({static_cast<int>(group.numbers.size()) - 1, plan->compute, rounded, checked, kind, tile});
+    return tile;
+  };
+  for (const auto& operand : plan->operands) {
+    const auto& argument = operand.argument;
+    if (argument.is == TileArgument::Is::tensor) {
+      int tile = load(call.tensors[argument.index], operand.layout, operand.type);
+      // An identity stores what it loads, and storing rounds.
+      if (!operand.mask) tile = converted(tile, operand.type, plan->compute, operand.rounded && plan->op != Op::identity);
+      made.in[in++] = tile;
+    } else {
+      const bool real = argument.slot != nullptr ? is_real(*tile_type(argument.slot->meta.dtype)) : number_dtype(argument) == at::kDouble;
+      const bool checked = (traits & TileRow::checked) && argument.is == TileArgument::Is::payload;
+      made.in[in++] = constant(number_of(call, argument, !real), operand.rounded, checked);
+    }
+  }
+  if (plan->operands.empty()) {
+    TileNumber number;
+    number.from = TileNumber::From::integer;
+    number.integer = true;
+    number.word.offset = static_cast<int64_t>(call.signature->row->constant);
+    made.in[in++] = constant(number, true, false);
+  }
+  made.numbers = static_cast<int>(group.numbers.size());
+  for (const auto& number : plan->numbers) {
+    group.numbers.push_back(number_of(call, number, kind == Kind::i64));
+    if ((traits & TileRow::narrow_numbers) && is_real(plan->compute)) group.numbers.back().rounded = plan->compute;
+  }
+
+  const auto& place = call.result_place;
+  const Kind made_kind = tiles::kind_of(plan->made);
+  values.erase(std::remove_if(values.begin(), values.end(),
+                              [&](const Value& v) {
+                                const Memory at{v.place, v.layout, v.type};
+                                return at.overlaps(place, plan->result, plan->stored);
+                              }),
+               values.end());
+  int tile;
+  const bool straight = plan->stored == plan->made && tiles::is_native(plan->made) && plan->result.contiguous(tiles::size_of(plan->stored));
+  if (plan->op == Op::identity) {
+    tile = made.in[0];
+  } else {
+    made.out = tile = straight ? memory(place, plan->result, plan->stored) : scratch(tiles::size_of(made_kind));
+    group.steps.push_back(made);
+  }
+  if (plan->op == Op::identity || !straight) {
+    // Rounded to the type it was made in before it is cast to another.
+    if (plan->stored != plan->made && !tiles::is_native(plan->made))
+      tile = step(What::round, made_kind, plan->made, scratch(tiles::size_of(made_kind)), tile);
+    store(place, plan->result, plan->stored, tile, made_kind);
+  }
+  memories[memory(place, plan->result, plan->stored)].written = true;
+  // What later calls find: the tile itself, rounded (the step is dropped when nobody asks). A copy reads its own memory again, because its
+  // source may be overwritten.
+  if (straight) {
+    values.push_back({place, plan->result, plan->stored, memory(place, plan->result, plan->stored)});
+  } else if (plan->stored == plan->made) {
+    const int rounded = scratch(tiles::size_of(made_kind));
+    if (tiles::is_native(plan->made))
+      step(What::widen, made_kind, plan->made, rounded, tile);
+    else
+      step(What::round, made_kind, plan->made, rounded, tile);
+    values.push_back({place, plan->result, plan->stored, rounded});
+  }
+  return true;
+}
+
+/// Steps whose scratch tile nobody reads.
+void GroupBuilder::State::drop_unused() {
+  std::vector<bool> used(scratch_sizes.size(), false);
+  std::vector<TileStep> kept;
+  for (size_t i = group.steps.size(); i-- > 0;) {
+    const auto& step = group.steps[i];
+    if (step.out >= kScratch && !used[step.out - kScratch]) continue;
+    for (int tile : step.in) {
+      if (tile >= kScratch) used[tile - kScratch] = true;
+    }
+    kept.push_back(step);
+  }
+  std::reverse(kept.begin(), kept.end());
+  group.steps = std::move(kept);
+}
+
+/// Gives scratch tiles their places: one that is not read any more is taken again.
+void GroupBuilder::State::place_scratch() {
+  const int steps = static_cast<int>(group.steps.size());
+  std::vector<int> last(scratch_sizes.size(), -1), place(scratch_sizes.size(), -1);
+  for (int i = 0; i < steps; ++i) {
+    for (int tile : group.steps[i].in) {
+      if (tile >= kScratch) last[tile - kScratch] = i;
+    }
+  }
+  const int first = group.first_scratch();
+  auto take = [&](uint8_t size) {
+    group.scratch.push_back(size);
+    return first + static_cast<int>(group.scratch.size()) - 1;
+  };
+  for (auto& constant : group.constants) {
+    const int tile = constant.tile - kScratch;
+    constant.tile = place[tile] = take(scratch_sizes[tile]);
+    last[tile] = steps;
+  }
+  std::vector<int> free[9];
+  for (int i = 0; i < steps; ++i) {
+    auto& step = group.steps[i];
+    for (int& tile : step.in) {
+      if (tile < kScratch) continue;
+      const int scratch = tile - kScratch;
+      tile = place[scratch];
+      if (last[scratch] != i) continue;
+      last[scratch] = steps;  // once
+      free[scratch_sizes[scratch]].push_back(tile);
+    }
+    if (step.out < kScratch) continue;
+    const int scratch = step.out - kScratch;
+    auto& available = free[scratch_sizes[scratch]];
+    if (available.empty()) {
+      place[scratch] = take(scratch_sizes[scratch]);
+    } else {
+      place[scratch] = available.back();
+      available.pop_back();
+    }
+    step.out = place[scratch];
+  }
+}
+
+/// Turns memories of storages that nobody else reads into scratch tiles.
+void GroupBuilder::State::keep_inside(std::vector<int>& internal) {
+  auto is_internal = [&](int tile) {
+    return tile >= 0 && tile < kScratch && std::binary_search(internal.begin(), internal.end(), memories[tile].place.storage);
+  };
+  // A gather reads real memory (and where its strides are the memory's own, another step has put a tile there).
+  for (const auto& step : group.steps) {
+    if (step.what != What::gather || !is_internal(step.in[0])) continue;
+    internal.erase(std::find(internal.begin(), internal.end(), memories[step.in[0]].place.storage));
+  }
+  auto& steps = group.steps;
+  steps.erase(
+      std::remove_if(steps.begin(), steps.end(), [&](const TileStep& step) { return step.what == What::scatter && is_internal(step.out); }),
+      steps.end());
+  std::vector<int> tiles(memories.size(), -1);
+  auto inside = [&](int& tile) {
+    if (!is_internal(tile)) return;
+    if (tiles[tile] < 0) tiles[tile] = scratch(tiles::size_of(memories[tile].type));
+    tile = tiles[tile];
+  };
+  for (auto& step : steps) {
+    inside(step.out);
+    for (int& tile : step.in) inside(tile);
+  }
+}
+
+TileGroup GroupBuilder::State::finish(std::vector<int>* internal) {
+  group.elements = std::max<int64_t>(elements, 0);
+  if (internal != nullptr) keep_inside(*internal);
+  drop_unused();
+  place_scratch();
+  std::vector<bool> used(memories.size(), false);
+  for (const auto& step : group.steps) {
+    for (int tile : {step.out, step.in[0], step.in[1], step.in[2]}) {
+      if (tile >= 0 && tile < group.first_scratch()) used[tile] = true;
+    }
+  }
+  int64_t bytes = 0;
+  for (uint8_t size : group.scratch) bytes += size;
+  for (size_t i = 0; i < memories.size(); ++i) {
+    const auto& memory = group.memories[i];
+    bytes += used[i] && memory.contiguous() ? tiles::size_of(memory.type) : 0;
+  }
+  // A single step gains nothing from L1.
+  group.tile = group.steps.size() <= 1 ? 16 * kLargestTile
+                                       : std::clamp(kTileBytes / std::max<int64_t>(bytes, 1) / 64 * 64, kSmallestTile, kLargestTile);
+  return std::move(group);
+}
+
+GroupBuilder::GroupBuilder() : state_(std::make_unique<State>()) {}
+GroupBuilder::~GroupBuilder() = default;
+bool GroupBuilder::add(const TileCall& call) { return state_->add(call); }
+bool GroupBuilder::empty() const { return state_->group.calls == 0; }
+TileGroup GroupBuilder::finish(std::vector<int>* internal) { return state_->finish(internal); }
+
+}  // namespace neuron
