@@ -73,6 +73,14 @@ T smaller(T a, T b) {
   const T r = a < b ? a : b;
   return a != a ? a : r;
 }
+/// a b + c, rounded once where ATen's kernels do so.
+template <class T>
+T fused(T a, T b, T c) {
+  if constexpr (KindOf<T>::value == Kind::i64)
+    return a * b + c;
+  else
+    return std::fma(a, b, c);
+}
 template <class T>
 T select(bool condition, T yes, T no) {
   return condition ? yes : no;
@@ -85,9 +93,9 @@ T bounded(T a, T low, T high) {
 // clang-format off
 NEURON_FORMULA_1(Identity, a)
 NEURON_FORMULA_2(AddPlain, static_cast<T>(a + b))
-NEURON_FORMULA_2(AddScaled, static_cast<T>(a + p0 * b))
+NEURON_FORMULA_2(AddScaled, fused(p0, b, a))
 NEURON_FORMULA_2(SubPlain, static_cast<T>(a - b))
-NEURON_FORMULA_2(SubScaled, static_cast<T>(a - p0 * b))
+NEURON_FORMULA_2(SubScaled, fused(static_cast<T>(-p0), b, a))
 NEURON_FORMULA_2(Mul, static_cast<T>(a * b))
 NEURON_FORMULA_2(Div, a / b)
 NEURON_FORMULA_1(Neg, static_cast<T>(-a))
@@ -115,8 +123,8 @@ NEURON_FORMULA_2(BitOr, static_cast<T>(a | b))
 NEURON_FORMULA_2(BitXor, static_cast<T>(a ^ b))
 NEURON_FORMULA_1(BitNot, static_cast<T>(~a))
 NEURON_FORMULA_1(LogicalNot, static_cast<T>(a ^ 1))
-NEURON_FORMULA_3(Lerp, select<T>(std::abs(c) < T(0.5), a + c * (b - a), b - (b - a) * (T(1) - c)))
-NEURON_FORMULA_3(Addcmul, static_cast<T>(a + p0 * b * c))
+NEURON_FORMULA_3(Lerp, select<T>(std::abs(c) < T(0.5), fused(c, b - a, a), fused(c - T(1), b - a, b)))
+NEURON_FORMULA_3(Addcmul, fused(static_cast<T>(p0 * b), c, a))
 NEURON_FORMULA_3(Addcdiv, a + p0 * b / c)
 NEURON_FORMULA_1(Relu, larger(a, T(0)))
 NEURON_FORMULA_1(Threshold, a <= p0 ? p1 : a)
