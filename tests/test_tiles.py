@@ -306,7 +306,7 @@ def test_every_vector_width_that_this_machine_has(run_python: Callable[..., obje
     """Exact operations give the same bits in all of them; the others agree with the CPU in each."""
     digests = {}
     for name in _C._tile_vectors():
-        run = run_python(SCRIPT, TORCH_NEURONX_VECTORS=name)
+        run = run_python(SCRIPT, timeout=300, TORCH_NEURONX_VECTORS=name)
         assert run.returncode == 0, f"{name}: {run.stderr}"  # type: ignore[attr-defined]
         digests[name] = run.stdout.strip()  # type: ignore[attr-defined]
     assert "portable" in digests and len(set(digests.values())) == 1, digests

@@ -38,7 +38,10 @@ def make_gpt() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 
 
 def make_conv() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 64, 10))
+    # No bias before a norm, for the same reason.
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 64, 10)
+    )
     return model, torch.randn(4, 3, 16, 16), torch.randint(0, 10, (4,))
 
 

@@ -137,7 +137,7 @@ NEURON_FORMULA_2(HardsigmoidBackward, ((b > T(-3)) & (b < T(3))) ? a * (T(1) / T
 NEURON_FORMULA_1(Hardswish, a * bounded(a + T(3), T(0), T(6)) / T(6))
 NEURON_FORMULA_2(HardswishBackward, select<T>(b <= T(-3), T(0), select<T>(b >= T(3), a, a * (b / T(3) + T(0.5)))))
 NEURON_FORMULA_2(SigmoidBackward, a * (T(1) - b) * b)
-NEURON_FORMULA_2(TanhBackward, a * (T(1) - b * b))
+NEURON_FORMULA_2(TanhBackward, a * fused(static_cast<T>(-b), b, T(1)))
 // clang-format on
 
 /// a + p0 b, as a + b where p0 is 1 (the same value, one multiplication less).
