@@ -30,7 +30,7 @@ def test_everything(dtype: str) -> None:
     """All variants; the bars are the project's, over the variants that the CPU passes."""
     results = list(run_all([(name, dtype) for name in variant_names()], check=CHECK))
     print(table(results))
-    problems = unexpected(results, complete=True)
+    problems = unexpected(results, complete=dtype == "float32")
     assert not problems, "\n".join(problems)
     assert not [result for result in results if result["status"] in ("crash", "timeout")]
     assert share(results) >= BARS[dtype]

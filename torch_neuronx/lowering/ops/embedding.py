@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from torch_neuronx.lowering.promotion import convert, wide
-from torch_neuronx.lowering.table import CallInfo, lowers
+from torch_neuronx.lowering.table import CallInfo, NotLowered, lowers
 
 
 @lowers("embedding")
@@ -107,6 +107,30 @@ def _embedding_bag_backward(
     if scale_grad_by_freq:
         each = each / jnp.zeros((rows,), jnp.int32).at[indices].add(1)[indices][:, None].astype(g.dtype)
     return convert(table.at[indices].add(each), gradient.dtype)
+
+
+@lowers("_embedding_bag_backward")
+def _embedding_bag_any_backward(
+    gradient: Any,
+    indices: Any,
+    offsets: Any,
+    bags: Any,
+    sizes: Any,
+    largest: Any,
+    rows: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Any,
+    padding_idx: int = -1,
+) -> Any:
+    """The dense gradient. Bags and sizes are counted again where the forward pass left them out."""
+    if sparse:
+        raise NotLowered("aten::_embedding_bag_backward", "the chip has no sparse tensors, so no sparse gradients")
+    number = gradient.shape[0]
+    bags = bags if bags.shape == indices.shape else _bags(indices, offsets, offsets.shape[0] == number + 1)
+    sizes = sizes if sizes.shape[0] == number else jnp.zeros((number,), indices.dtype).at[bags].add(1)
+    return _embedding_bag_backward(gradient, indices, bags, sizes, largest, rows, scale_grad_by_freq, mode, per_sample_weights, padding_idx)
 
 
 @lowers("_embedding_bag_per_sample_weights_backward")

@@ -138,8 +138,8 @@ def _fractional_max_pool(x: Any, window: list[int], size: list[int], samples: An
         places = places.reshape(*places.shape[:2], *shape)
         flat = places if flat is None else flat * spatial[dim] + places
     lead, outs = batched.shape[:2], tuple(size)
-    index = jnp.broadcast_to(flat, (*lead, *outs, *window)).reshape(*lead, -1, math.prod(window))
-    plane = batched.reshape(*lead, -1)
+    index = jnp.broadcast_to(flat, (*lead, *outs, *window)).reshape(*lead, math.prod(outs), math.prod(window))
+    plane = batched.reshape(*lead, math.prod(spatial))
     seen = jnp.take_along_axis(plane[:, :, None, :], index, axis=-1)
     best = lax.argmax(seen, 3, jnp.int64)[..., None]
     values = jnp.take_along_axis(seen, best, axis=-1).reshape(*lead, *outs)

@@ -272,6 +272,12 @@ def _normal_tensors(call: CallInfo, mean: Any, std: Any = 1.0, *, generator: Any
     return normal(shape, dtype, 0, 1, *_words_of(shape, dtype)) * convert(std, dtype) + convert(mean, dtype)
 
 
+@lowers("normal.float_float", call=True)
+def _normal_numbers(call: CallInfo, mean: float, std: float, *_: Any, **__: Any) -> Any:
+    shape, dtype = _shape_of(call)
+    return normal(shape, dtype, mean, std, *_words_of(shape, dtype))
+
+
 @lowers("log_normal")
 def _log_normal(x: Any, mean: float = 1.0, std: float = 2.0, *, generator: Any = None) -> Any:
     return _philox_log_normal(x, mean, std, *_words_of(x.shape, x.dtype))
