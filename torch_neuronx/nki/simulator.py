@@ -108,7 +108,7 @@ class Simulator:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # a tile is too small to share: a team of threads costs more than it saves, above all on busy cores
         try:
-            if self._meet:
+            if len(self.cores) > 1 or self._meet:
                 run_together(self.cores)
             else:
                 for core in self.cores:
@@ -150,29 +150,32 @@ def fill_unwritten(view: torch.Tensor, dtype: DType) -> None:
 
 
 def run_together(cores: Sequence[Binder]) -> None:
-    """Runs cores, of one rank or of several, up to each point where they meet.
+    """Runs cores, of one rank or of several, side by side: one instruction each in turn, up to each point where they meet.
 
     Raises:
         NkiValidationError: a core waits for one that has ended, or that waits elsewhere.
     """
     running = {core: core.iterate(core.steps) for core in cores}
     waiting: dict[Binder, Rendezvous] = {}
-    while True:
+    while running or waiting:
+        moved = False
         for core in [c for c in running if c not in waiting]:
-            arrived = next(running[core], None)
-            if arrived is None:
+            moved = True
+            try:
+                arrived = next(running[core])
+            except StopIteration:
                 del running[core]
-            else:
+                continue
+            if arrived is not None:
                 waiting[core] = arrived
-        if not waiting:
-            return
-        met = _those_who_met(cores, waiting)
-        if not met:
+        met = _those_who_met(cores, waiting) if waiting else []
+        if met:
+            met[0].act(met)
+            for meeting in met:
+                del waiting[meeting.binder]
+        elif waiting and not moved:
             lines = ", ".join(sorted({f"{w.instruction.opcode} at {w.instruction.line}" for w in waiting.values()}))
             raise NkiValidationError(f"the cores took different paths and wait for each other for ever: {lines}")
-        met[0].act(met)
-        for meeting in met:
-            del waiting[meeting.binder]
 
 
 def _those_who_met(cores: Sequence[Binder], waiting: dict[Binder, Rendezvous]) -> list[Rendezvous]:
@@ -272,8 +275,8 @@ class Binder:
             else:
                 step()
 
-    def iterate(self, steps: Steps) -> Generator[Rendezvous, None, None]:
-        """The same, stopping where cores meet."""
+    def iterate(self, steps: Steps) -> Generator[Rendezvous | None, None, None]:
+        """The same, one instruction at a time; a Rendezvous where cores meet."""
         for step in steps:
             if isinstance(step, _BoundLoop):
                 for _ in step.turns():
@@ -282,6 +285,7 @@ class Binder:
                 yield step
             else:
                 step()
+                yield None
 
     # Memory.
 

@@ -161,7 +161,8 @@ class Tile(NkiTensor):
 
         return language.copy(self, dtype=dtype)
 
-    def reshape(self, *shape: Any) -> Any:
+    def reshape(self, *shape: Any, **named: Any) -> Any:
+        shape = (named["shape"],) if "shape" in named else shape
         wanted = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
         if not self.buffer.on_chip or self.partition_dim == 0:
             return super().reshape(tuple(int(n) for n in wanted))

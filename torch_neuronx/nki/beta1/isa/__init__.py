@@ -332,6 +332,8 @@ def nl_affine(expr: Any) -> Index:
 def affine_select(pred: Any, on_true_tile: Tile, on_false_value: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:
     """Keeps the elements for which all affine conditions hold."""
     tile = on_true_tile.partition_first()
+    if tile.buffer is MemoryRegion.psum:
+        tile = nl.copy(tile)
     for condition in pred.conditions:
         out = new_tile(tile.shape, dtype or tile.dtype)
         rank = tile.ndim
