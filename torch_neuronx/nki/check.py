@@ -7,6 +7,7 @@ bytes tensors at explicit addresses share (``_Clobbers``). Capacity and the core
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections import defaultdict
@@ -117,9 +118,10 @@ class Checker:
                         f"{i.opcode} {name} walks {len(access.free_pattern)} free dimensions; instructions have at most {MAX_FREE_DIMS}",
                         i.line,
                     )
-                if access.free_size > MAX_FREE[buffer.region]:
+                distinct = math.prod(count for stride, count in access.pattern[1:] if stride)  # repeats (stride 0) take no room
+                if distinct > MAX_FREE[buffer.region]:
                     self.report(
-                        f"{i.opcode} {name} free size {access.free_size} exceeds {MAX_FREE[buffer.region]} elements in {buffer.region}",
+                        f"{i.opcode} {name} free size {distinct} exceeds {MAX_FREE[buffer.region]} elements in {buffer.region}",
                         i.line,
                     )
         self._bounds(i, name, access)
