@@ -10,6 +10,7 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +97,10 @@ def check_variant(name: str, dtype_name: str) -> Result:
     return result
 
 
-def run(names: list[str], dynamic: bool, samples: int = 3, workers: int = 2) -> list[dict[str, Any]]:
-    """Results of ``names`` in float32."""
+def run(names: list[str], dynamic: bool, samples: int = 3, workers: int = 2) -> Iterator[dict[str, Any]]:
+    """Results of ``names`` in float32, in the order in which they come."""
     os.environ[DYNAMIC], os.environ[SAMPLES] = str(int(dynamic)), str(samples)
-    return list(run_all([(name, "float32") for name in names], workers, check="tests.compile.opinfo:check_variant"))
+    yield from run_all([(name, "float32") for name in names], workers, check="tests.compile.opinfo:check_variant")
 
 
 def failures(results: list[dict[str, Any]]) -> list[str]:
@@ -115,9 +116,11 @@ def main() -> int:
     parser.add_argument("-n", "--workers", type=int, default=2)
     options = parser.parse_args()
     names = [name for name in variant_names() if not options.match or any(part in name for part in options.match)]
-    results = run(names, options.dynamic, options.samples, options.workers)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1))
+    results = []
+    for result in run(names, options.dynamic, options.samples, options.workers):
+        results.append(result)
+        if options.json:
+            options.json.write_text(json.dumps(results, indent=1))
     print(table(results))
     print("\n".join(failures(results)))
     return 0

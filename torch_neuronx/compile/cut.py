@@ -105,6 +105,10 @@ def _devices(node: Node) -> set[str]:
     return {value.device.type for value in values(node) if isinstance(value, torch.Tensor)}
 
 
+def _is_on_device(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == DEVICE
+
+
 def _is_host_scalar(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dim() == 0
 
@@ -142,6 +146,8 @@ def host_reason(node: Node) -> str | None:
         return f"{name} gives a tensor on {' and '.join(sorted(devices - {DEVICE}))}"
     if not _reads_only_the_device(node):
         return f"{name} reads host memory"
+    if len({value.device for one in (node, *node.all_input_nodes) for value in values(one) if _is_on_device(value)}) > 1:
+        return f"{name} works on two devices"
     if target.namespace not in NAMESPACES:
         return f"custom operator {name}"
     if torch.Tag.data_dependent_output in target.tags:
