@@ -52,3 +52,13 @@ def test_bad_flags_are_named(flags, message):
     done = subprocess.run([sys.executable, "examples/train_gpt.py", *SMALL, *flags], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_compile_dynamic():
+    """One graph a direction for all lengths, one for all lengths of the cache; the same losses as on the CPU; then replays alone."""
+    command = [sys.executable, "examples/compile_dynamic.py", "--json", "--steps", "6"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["new_graphs"] == [2, 1, 0] and result["replays"] == 6
+    assert result["losses"][-1] < result["losses"][0]

@@ -1,8 +1,9 @@
 """Ahead of time: compile an exported program, keep it in a file, and run it elsewhere without the model's Python.
 
+>>> from torch_neuronx import aot
 >>> program = torch.export.export(model, (x,), dynamic_shapes={"x": {0: torch.export.Dim.AUTO}})
->>> torch_neuronx.aot.save(program, "model.neuron")
->>> model = torch_neuronx.aot.load("model.neuron")   # another process, which has never seen the model's class
+>>> aot.save(program, "model.neuron")
+>>> model = aot.load("model.neuron")   # another process, which has never seen the model's class
 >>> model(x)
 
 A file holds generated Python source and the weights, so load only what you trust: loading runs it.

@@ -16,7 +16,7 @@ from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompil
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.output_code import OutputCode
 
-from torch_neuronx.compile import foreign, random_state
+from torch_neuronx.compile import foreign, in_place, random_state
 from torch_neuronx.compile.code import CompiledCode
 from torch_neuronx.compile.options import Settings
 
@@ -28,6 +28,7 @@ def compile_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], setti
         def one_direction(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> OutputCode:
             foreign.check(graph, settings)
             random_state.replace(graph)
+            in_place.restore(graph)
             return CompiledCode(graph, _name(settings, direction))
 
         return SerializableAOTDispatchCompiler(OutputCode, one_direction)
