@@ -2,7 +2,7 @@
 
     python examples/compile_dynamic.py
 
-Each of the two functions is compiled once. A new size runs as fast as eager the first time, and as one launch without Python afterwards;
+All sizes share a graph or two. A new size runs as fast as eager the first time, and as one launch without Python afterwards;
 `torch.neuron.explain()` shows it.
 """
 
