@@ -132,12 +132,27 @@ GOOD = {
 }
 
 
+# Read elsewhere than when the device is opened.
+ELSEWHERE = {
+    "TORCH_NEURONX_STRICT": "trn2",
+    "TORCH_NEURONX_NEFF_CACHE_SIZE": "8G",
+    "TORCH_NEURONX_DISABLE_NEFF_CACHE": "1",
+    "TORCH_NEURONX_COMPILE_TIMEOUT": "60",
+    "TORCH_NEURONX_COMPILE_JOBS": "2",
+    "TORCH_NEURONX_COMPILE_PROGRESS": "off",
+    "TORCH_NEURONX_EMULATED_LINK_US": "100",
+}
+# Any text will do.
+TEXTS = {"TORCH_NEURONX_NEFF_CACHE_DIR": "neffs", "TORCH_NEURONX_EMULATED_HOST": "first"}
+
+
 def test_every_variable_has_a_good_value_here():
-    assert GOOD.keys() == {variable.name for variable in config.VARIABLES}
-    assert config.check_environment(GOOD) == []
+    every = {**GOOD, **ELSEWHERE, **TEXTS}
+    assert every.keys() == {variable.name for variable in config.VARIABLES}
+    assert config.check_environment(every) == []
 
 
-@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.parametrize("name", [*GOOD, *ELSEWHERE])
 def test_bad_values_are_found(name):
     findings = config.check_environment({**GOOD, name: "nonsense"})
     assert [finding.fatal for finding in findings] == [True]

@@ -122,7 +122,7 @@ TEST(the_worker_goes_on_when_the_completion_is_done) {
   std::unique_lock lock(mutex);
   CHECK(changed.wait_for(lock, std::chrono::seconds(10), [&] { return ran; }));
   lock.unlock();
-  stream.drain();
+  static_cast<Stream&>(stream).drain();
 }
 
 TEST(what_a_completion_failed_with_is_the_streams_error_once) {
