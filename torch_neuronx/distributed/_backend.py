@@ -57,12 +57,13 @@ def _use_the_core_of_this_rank() -> None:
     if not text.isdigit():
         return
     local_rank, cores = int(text), _device.device_count()
-    if local_rank >= cores:
+    count = os.environ.get("LOCAL_WORLD_SIZE", "")
+    ranks = max(int(count) if count.isdigit() else 0, local_rank + 1)
+    if ranks > cores:  # on all ranks, so that none waits for one that has no core
         if cores == 1 and os.environ.get("NEURON_RT_VISIBLE_CORES"):
             return  # each rank was given a core of its own
-        ranks = os.environ.get("LOCAL_WORLD_SIZE", "more")
         raise RuntimeError(
-            f"Rank {local_rank} of this host has no NeuronCore: {ranks} ranks were started, but there are {cores} cores. Start at most "
+            f"There is no NeuronCore for each rank of this host: {ranks} ranks were started, but there are {cores} cores. Start at most "
             "that many (torchrun --nproc-per-node), or choose a larger emulated instance with TORCH_NEURONX_EMULATED_INSTANCE "
             "(NEURON_RT_VISIBLE_CORES and NEURON_RT_NUM_CORES limit it)."
         )
