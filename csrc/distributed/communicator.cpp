@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "csrc/distributed/engine.h"
@@ -85,6 +86,11 @@ bool Communicator::step(Lane& lane, bool light, std::vector<std::shared_ptr<Oper
   for (size_t at = 0; at < lane.waiting.size();) {
     const auto operation = lane.waiting[at];
     if (!operation->ready()) break;  // later ones must not overtake it
+    const auto here = lane.waiting.begin() + static_cast<ptrdiff_t>(at);
+    if (std::any_of(lane.waiting.begin(), here, [&](const auto& earlier) { return earlier->precedes(*operation); })) {
+      ++at;
+      continue;
+    }
     if (operation->record->state == FlightRecord::State::scheduled) advance(*operation->record, FlightRecord::State::started);
     const auto progress = operation->step(light);
     moved |= progress != Operation::Progress::none;

@@ -66,6 +66,12 @@ bool Receive::needs_rank(int rank) const {
   return true;
 }
 
+bool Receive::precedes(const Operation& later) const {
+  const auto* other = dynamic_cast<const Receive*>(&later);
+  return other && source() == kAnySource && other->tag_ == tag_ &&
+         (from_ == other->from_ || from_ == kAnySource || other->from_ == kAnySource);
+}
+
 /// The oldest mail from `from` with our tag.
 Mail* Receive::find(int from) const {
   Mail* oldest = nullptr;

@@ -22,6 +22,8 @@ class Send final : public Operation {
   Progress step(bool light) override;
   std::string awaited() const override;
   bool needs_rank(int rank) const override { return rank == to_; }
+  /// Mails are posted in the order of the sends: the receiver takes the oldest that is there.
+  bool precedes(const Operation&) const override { return mail_ == nullptr; }
 
  private:
   Channel& channel_;
@@ -39,6 +41,8 @@ class Receive final : public Operation {
   Progress step(bool light) override;
   std::string awaited() const override;
   bool needs_rank(int rank) const override;
+  /// A mail that arrives now is the earlier receive's, when both could take it.
+  bool precedes(const Operation& later) const override;
 
   /// Rank that it came from, once done.
   int source() const { return source_.load(std::memory_order_acquire); }

@@ -30,6 +30,12 @@ class Operation : public Completion {
   /// Goes on as far as it can without waiting. With `light`, it does not move more than a few KiB. Throws what makes it fail.
   virtual Progress step(bool light) = 0;
 
+  /// Whether `later`, submitted after it in its lane, must not go on before this one has gone further: both would take the same message.
+  virtual bool precedes(const Operation& later) const {
+    (void)later;
+    return false;
+  }
+
   /// What it waits for, to go after "waits for": "rank 2, which last entered ALLREDUCE SUM #11 at train.py:12".
   virtual std::string awaited() const = 0;
 
@@ -64,7 +70,8 @@ class Operation : public Completion {
 /// Makes later work of `stream` wait for `operation`.
 void await(Stream& stream, std::shared_ptr<Operation> operation);
 
-/// Operations of which either only the first may go on (`in_order`), or all that are ready, up to the first that is not.
+/// Operations of which either only the first may go on (`in_order`), or all that are ready, up to the first that is not, but for those that
+/// an earlier one precedes().
 struct Lane {
   explicit Lane(bool in_order) : in_order(in_order) {}
   const bool in_order;

@@ -347,6 +347,24 @@ def test_messages(ranks4: Ranks, numel: int) -> None:
 # ---- groups, objects, work ----
 
 
+def check_order_of_messages(numel: int) -> None:
+    """Receives that wait already when messages of one tag arrive take them in order, and so do messages that wait for room."""
+    rank, count = dist.get_rank(), 24
+    peer = rank ^ 1
+    for _ in range(40):
+        buffers = [torch.zeros(numel, device=D) for _ in range(count)]
+        works: list[Any] = [dist.irecv(buffer, peer) for buffer in buffers]
+        works += [dist.isend(torch.full((numel,), float(i), device=D), peer) for i in range(count)]
+        for work in works:
+            work.wait()
+        assert [buffer[-1].item() for buffer in buffers] == list(range(count))
+
+
+@pytest.mark.parametrize("numel", [10, 20_000])
+def test_order_of_messages(ranks4: Ranks, numel: int) -> None:
+    ranks4.run(check_order_of_messages, numel)
+
+
 def check_groups() -> None:
     size, rank = dist.get_world_size(), dist.get_rank()
     assert dist.get_backend_config() and "neuron:neuron" in dist.get_backend_config()
