@@ -334,8 +334,7 @@ c10::intrusive_ptr<CacheEntry> OpState::keep(CallReader& reader, uint64_t hash, 
   entry->fuses = op_.hasTag(at::Tag::pointwise);
   entry->program = std::make_shared<const Program>(std::move(program));
   entry->executable = program_target().load(entry->program, reader.device());
-  cache_.insert(hash, entry);
-  return entry;
+  return cache_.insert(hash, std::move(entry));
 }
 
 /// The storages of a traced call's results, in the order of program.fresh.

@@ -80,8 +80,8 @@ c10::intrusive_ptr<CacheEntry> Cache::find(uint64_t hash, KeyWords key) {
   return {};
 }
 
-void Cache::insert(uint64_t hash, c10::intrusive_ptr<CacheEntry> entry) {
-  if (find(hash, entry->key)) return;
+c10::intrusive_ptr<CacheEntry> Cache::insert(uint64_t hash, c10::intrusive_ptr<CacheEntry> entry) {
+  if (auto known = find(hash, entry->key)) return known;
   // Too many: this overload, the one that makes new keys, starts afresh. Its live keys come back at one inline call each.
   if (total.load() >= settings().cache_entries) {
     clear();
@@ -96,8 +96,9 @@ void Cache::insert(uint64_t hash, c10::intrusive_ptr<CacheEntry> entry) {
   auto& head = entries_[hash];
   entry->next = head;
   head = entry;
-  latest_ = std::move(entry);
+  latest_ = entry;
   total.fetch_add(1);
+  return entry;
 }
 
 c10::intrusive_ptr<CacheEntry> Cache::latest() {

@@ -44,6 +44,12 @@ def _precompile(options: argparse.Namespace) -> int:
     return 1 if summary.failed else 0
 
 
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before the first ``--``, and after it: argparse treats it differently from one Python to the next."""
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:at], arguments[at + 1 :]
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m torch_neuronx.compiler", description="Looks after compiled programs (NEFFs).")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -54,8 +60,11 @@ def main(arguments: list[str] | None = None) -> int:
     precompile.add_argument("script")
     precompile.add_argument("--target", choices=TARGETS, default=None, help="default: NEURON_PLATFORM_TARGET_OVERRIDE, else this machine's")
     precompile.add_argument("--lnc", type=int, choices=(1, 2), default=None)
-    precompile.add_argument("arguments", nargs="*", help="arguments of the script, after --")
-    options = parser.parse_args(arguments)
+    precompile.epilog = "What follows -- is the script's."
+    given = sys.argv[1:] if arguments is None else arguments
+    ours, theirs = _split(given)
+    options = parser.parse_args(ours)
+    options.arguments = theirs
     try:
         return _cache(options) if options.command == "cache" else _precompile(options)
     except CompilerError as error:
