@@ -22,7 +22,6 @@ _BY_REASON = {
         special.modified_bessel_k1 special.scaled_modified_bessel_k0 special.scaled_modified_bessel_k1 special.spherical_bessel_j0
     """,
     "no lowering yet": "_segment_reduce.lengths _segment_reduce.offsets hash_tensor histogram histogramdd",
-    "XLA:CPU ends with an illegal instruction on the module of its gradient; cause not found": "trapezoid trapz",
     "resizes its argument": "resize_as_",
     "padding where there are fewer results than asked for": "nonzero_static",
 }
