@@ -44,8 +44,8 @@ class Cache {
   /// The entry with this key, or null. Thread safe.
   c10::intrusive_ptr<CacheEntry> find(uint64_t hash, KeyWords key);
 
-  /// Adds an entry and evicts when the process holds too many. Gives the entry to launch: another thread's, when that has been faster, since
-  /// records name the executable of an entry by address and only entries of the cache outlive them.
+  /// Adds an entry and evicts when the process holds too many. Gives the entry to launch: another thread's, when that has been faster,
+  /// since records name the executable of an entry by address and only entries of the cache outlive them.
   c10::intrusive_ptr<CacheEntry> insert(uint64_t hash, c10::intrusive_ptr<CacheEntry> entry);
 
   /// Any entry, to compare a missed key with: the one added last. Null when there is none.
