@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from torch_neuronx.lowering import hlo, symbols
 from torch_neuronx.lowering.dtypes import to_jax
+from torch_neuronx.lowering.module import module_of
 from torch_neuronx.lowering.ops.random import RandomSource
 from torch_neuronx.lowering.program import Payload, Program, Slot, TensorMeta
 from torch_neuronx.lowering.table import NotLowered
@@ -104,7 +105,7 @@ def _lower(program: Program, target: str, specialise: bool) -> Lowered:
             exported = jax.export.export(jax.jit(run.main, keep_unused=True), platforms=["cpu"])(*shapes)
             module = hlo_module_of(exported)
         else:
-            module = jax.jit(run.main, keep_unused=True).trace(*shapes).lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo")
+            module = module_of(run.main, shapes)
     hlo.set_aliases(module, dict(enumerate(run.written)))
     return Lowered(
         module,
@@ -357,7 +358,7 @@ def trace_function(fn: Callable[..., Any], tensors: Any, target: str = "portable
 
     with jax_context():
         shapes = [jax.ShapeDtypeStruct(tuple(tensor.shape), to_jax(tensor.dtype)) for tensor in tensors]
-        module = jax.jit(main, keep_unused=True).trace(*shapes).lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo")
+        module = module_of(main, shapes)
     return module, returned[0]
 
 

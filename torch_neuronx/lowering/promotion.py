@@ -60,6 +60,11 @@ def wide(dtype: Any) -> Any:
     return to_jax(opmath(to_torch(dtype)))
 
 
+def widest(call: CallInfo) -> Any:
+    """The real dtype for what PyTorch's kernels compute in double whatever the result is: the chip has no float64."""
+    return jnp.dtype(jnp.float64 if call.target == "portable" else jnp.float32)
+
+
 def inputs_dtype(call: CallInfo, count: int = 2) -> Any:
     """The promoted dtype of the first ``count`` arguments."""
     dtype = torch.result_type(*call.args[:2]) if count == 2 else torch.result_type(call.args[0], call.args[0])

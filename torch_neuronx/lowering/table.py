@@ -16,6 +16,7 @@ import torch
 # One module an op family, imported when something is first lowered: each imports JAX.
 FAMILIES = (
     "pointwise",
+    "activations",
     "creation",
     "shape",
     "reduction",

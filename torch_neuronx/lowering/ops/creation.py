@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from torch_neuronx.lowering.promotion import constant, convert, expand, result_dtype
+from torch_neuronx.lowering.promotion import constant, convert, expand, result_dtype, widest
 from torch_neuronx.lowering.table import CallInfo, lowers
 
 
@@ -70,38 +70,31 @@ def _steps(call: CallInfo, start: Any, step: Any) -> Any:
     """start + i * step, computed wide and then rounded."""
     out = result_dtype(call)
     whole = not jnp.issubdtype(out, jnp.inexact)
-    wide = jnp.float64 if call.target == "portable" else jnp.float32  # the chip has no float64
-    count = lax.iota(jnp.int64 if whole else wide, call.out.shape[0])
+    count = lax.iota(jnp.int64 if whole else widest(call), call.out.shape[0])
     return convert(count * constant(step, count.dtype) + constant(start, count.dtype), out)
+
+
+def _between(call: CallInfo, start: Any, end: Any, steps: int) -> Any:
+    """``steps`` numbers from both ends towards the middle, as PyTorch's kernel counts them; wide."""
+    work = jnp.complex128 if jnp.issubdtype(result_dtype(call), jnp.complexfloating) else widest(call)
+    start, end = constant(start, work), constant(end, work)
+    if steps < 2:
+        return start.reshape(1)[:steps]
+    step = (end - start) / constant(steps - 1, work)
+    up = convert(lax.iota(jnp.int32, steps), work)
+    down = convert(steps - 1 - lax.iota(jnp.int32, steps), work)
+    return jnp.where(up.real < steps // 2, start + step * up, end - step * down)
 
 
 @lowers("linspace", call=True)
 def _linspace(call: CallInfo, start: Any, end: Any, steps: int, **_: Any) -> Any:
-    """From both ends towards the middle, as PyTorch's kernel does."""
-    out = result_dtype(call)
-    if steps == 0:
-        return jnp.zeros((0,), out)
-    work = jnp.complex128 if jnp.issubdtype(out, jnp.complexfloating) else jnp.float64
-    start, end = constant(start, work), constant(end, work)
-    if steps == 1:
-        return convert(start.reshape(1), out)
-    step = (end - start) / (steps - 1)
-    count = lax.iota(jnp.int64, steps)
-    return convert(jnp.where(count < steps // 2, start + step * count, end - step * (steps - 1 - count)), out)
+    return convert(_between(call, start, end, steps), result_dtype(call))
 
 
 @lowers("logspace", call=True)
 def _logspace(call: CallInfo, start: Any, end: Any, steps: int, base: float = 10.0, **_: Any) -> Any:
-    out = result_dtype(call)
-    if steps == 0:
-        return jnp.zeros((0,), out)
-    work = jnp.complex128 if jnp.issubdtype(out, jnp.complexfloating) else jnp.float64
-    start, end = constant(start, work), constant(end, work)
-    step = (end - start) / max(1, steps - 1)
-    end = start if steps == 1 else end
-    count = lax.iota(jnp.int64, steps)
-    exponent = jnp.where(count < steps // 2, start + step * count, end - step * (steps - 1 - count))
-    return convert(jnp.power(constant(base, work), exponent), out)
+    exponent = _between(call, start, end, steps)
+    return convert(jnp.power(constant(base, exponent.dtype), exponent), result_dtype(call))
 
 
 @lowers("eye", "eye.m", call=True)

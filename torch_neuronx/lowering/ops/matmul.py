@@ -107,11 +107,11 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
 
 @lowers("_addmm_activation", call=True)
 def _addmm_activation(call: CallInfo, x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False) -> Any:
-    from torch_neuronx.lowering.ops.pointwise import _gelu
+    from torch_neuronx.lowering.ops.activations import gelu_of
 
     summed = _combined(call, x, product(a, b, (1, 0)), beta, alpha)
     work = convert(summed, wide(summed.dtype))
-    return convert(_gelu(work, "tanh") if use_gelu else jnp.maximum(work, 0), summed.dtype)
+    return convert(gelu_of(work, "tanh") if use_gelu else jnp.maximum(work, 0), summed.dtype)
 
 
 @lowers("_trilinear")

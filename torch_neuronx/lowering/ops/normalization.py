@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from torch_neuronx.lowering.custom_calls import softmax_call
+from torch_neuronx.lowering import custom_calls
 from torch_neuronx.lowering.promotion import convert, dim_of, result_dtype, wide
 from torch_neuronx.lowering.table import CallInfo, lowers
 
@@ -25,7 +25,7 @@ def _softmax(call: CallInfo, x: Any, dim: int, half_to_float: Any = False) -> An
     if x.ndim == 0:
         return convert(jnp.ones_like(x), out)
     dim = dim_of(dim, x.ndim)
-    replaced = softmax_call(call, x, dim)
+    replaced = custom_calls.softmax(call, x, dim)
     if replaced is not None:
         return convert(replaced, out)
     exponentials = jnp.exp(x - _largest(x, dim))
@@ -106,7 +106,7 @@ def _rms_norm(call: CallInfo, x: Any, normalized: list[int], weight: Any, eps: f
     dims = tuple(range(x.ndim - len(normalized), x.ndim))
     eps = float(jnp.finfo(work.dtype).eps) if eps is None else eps
     rstd = lax.rsqrt(jnp.sum(work * work, dims, keepdims=True) / math.prod(normalized) + eps)
-    result = work * rstd
-    if weight is not None:
-        result = result * convert(weight, result.dtype)
+    scale = jnp.ones(tuple(normalized), work.dtype) if weight is None else convert(weight, work.dtype)
+    replaced = custom_calls.rms_norm(call, work, scale, eps) if len(normalized) == 1 else None
+    result = work * rstd * scale if replaced is None else replaced
     return convert(result, result_dtype(call, 0)), convert(rstd, result_dtype(call, 1))

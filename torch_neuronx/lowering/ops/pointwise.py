@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.scipy import special
@@ -65,7 +64,7 @@ def _sinc(x: Any) -> Any:
     return jnp.where(x == 0, like(x, 1), lax.sin(turn) / jnp.where(x == 0, like(x, 1), turn))
 
 
-def _sigmoid(x: Any) -> Any:
+def sigmoid(x: Any) -> Any:
     return 1 / (1 + jnp.exp(-x)) if is_complex(x) else lax.logistic(x)
 
 
@@ -141,7 +140,7 @@ _UNARY: dict[str, Function] = {
     "erfinv": lax.erf_inv,
     "lgamma": lax.lgamma,
     "digamma": lambda x: jnp.where(x == 0, lax.copy_p.bind(jnp.copysign(like(x, math.inf), -x)), lax.digamma(x)),
-    "sigmoid": _sigmoid,
+    "sigmoid": sigmoid,
     "sinc": _sinc,
     "i0": special.i0,
     "special_i0e": special.i0e,
@@ -153,9 +152,8 @@ _UNARY: dict[str, Function] = {
     "special_log_ndtr": _log_ndtr,
     "deg2rad": lambda x: scale(x, math.pi / 180),
     "rad2deg": lambda x: scale(x, 180 / math.pi),
-    "silu": lambda x: x * _sigmoid(x),
     "mish": lambda x: x * lax.tanh(jnp.logaddexp(x, like(x, 0))),
-    "log_sigmoid": lambda x: -jnp.logaddexp(-x, like(x, 0)),
+    "logsigmoid": lambda x: -jnp.logaddexp(-x, like(x, 0)),
     "hardswish": lambda x: x * jnp.clip(x + 3, 0, 6) / 6,
     "hardsigmoid": lambda x: jnp.clip(x + 3, 0, 6) / 6,
     "frac": lambda x: x - _trunc(x),
@@ -588,87 +586,3 @@ def _lerp(call: CallInfo, start: Any, end: Any, weight: Any) -> Any:
     far = end - (end - start) * (1 - weight)
     small = jnp.abs(weight) < 0.5
     return convert(jnp.where(small, near, far), out)
-
-
-# ---- Activations with parameters, and backward of activations ----
-
-
-def _in_wide(function: Function) -> Function:
-    """A lowering whose tensors are all converted to the compute dtype of the result; numbers stay."""
-
-    def lowered(call: CallInfo, *args: Any, **kwargs: Any) -> Any:
-        out = result_dtype(call)
-        values = [convert(arg, wide(out)) if hasattr(arg, "dtype") else arg for arg in args]
-        return convert(function(*values, **kwargs), out)
-
-    return lowered
-
-
-def _gelu(x: Any, approximate: str = "none") -> Any:
-    return jax.nn.gelu(x, approximate=True) if approximate == "tanh" else x * 0.5 * (1 + lax.erf(x * math.sqrt(0.5)))
-
-
-def _gelu_backward(gradient: Any, x: Any, approximate: str = "none") -> Any:
-    if approximate == "tanh":
-        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
-        tanh = lax.tanh(inner)
-        slope = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
-        return gradient * (0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * slope)
-    cdf = 0.5 * (1 + lax.erf(x * math.sqrt(0.5)))
-    return gradient * (cdf + x * jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi))
-
-
-def _silu_backward(gradient: Any, x: Any) -> Any:
-    sigmoid = lax.logistic(x)
-    return gradient * sigmoid * (1 + x * (1 - sigmoid))
-
-
-def _elu(x: Any, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Any:
-    return jnp.where(x > 0, x * scale, lax.expm1(x * input_scale) * (alpha * scale))
-
-
-def _elu_backward(g: Any, alpha: float, scale: float, input_scale: float, is_result: bool, saved: Any) -> Any:
-    negative = (saved + alpha * scale) if is_result else alpha * scale * jnp.exp(saved * input_scale)
-    return jnp.where(saved <= 0, g * input_scale * negative, g * scale)
-
-
-def _softplus(x: Any, beta: float = 1, threshold: float = 20) -> Any:
-    return jnp.where(x * beta > threshold, x, lax.log1p(jnp.exp(jnp.minimum(x * beta, threshold))) / beta)
-
-
-def _softplus_backward(g: Any, x: Any, beta: float, threshold: float) -> Any:
-    return jnp.where(x * beta > threshold, g, g * lax.logistic(x * beta))
-
-
-def _threshold_backward(g: Any, x: Any, threshold: float) -> Any:
-    return jnp.where(x <= threshold, like(g, 0), g)
-
-
-_ACTIVATIONS: dict[str, Function] = {
-    "gelu": _gelu,
-    "gelu_backward": _gelu_backward,
-    "silu_backward": _silu_backward,
-    "elu": _elu,
-    "elu_backward": _elu_backward,
-    "softplus": _softplus,
-    "softplus_backward": _softplus_backward,
-    "leaky_relu": lambda x, slope=0.01: jnp.where(x > 0, x, x * slope),
-    "leaky_relu_backward": lambda g, x, slope, is_result: jnp.where(x > 0, g, g * slope),
-    "threshold": lambda x, threshold, value: jnp.where(x <= threshold, like(x, value), x),
-    "threshold_backward": lambda g, x, threshold: jnp.where(*broadcast(x <= threshold, like(g, 0), g)),
-    "hardtanh": lambda x, low=-1, high=1: jnp.clip(x, like(x, low), like(x, high)),
-    "hardtanh_backward": lambda g, x, low, high: jnp.where((x <= low) | (x >= high), like(g, 0), g),
-    "hardswish_backward": lambda g, x: jnp.where(x <= -3, like(g, 0), jnp.where(x < 3, g * (x / 3 + 0.5), g)),
-    "hardsigmoid_backward": lambda g, x: jnp.where((x > -3) & (x < 3), g / 6, like(g, 0)),
-    "tanh_backward": lambda g, y: g * jnp.conj(1 - y * y),
-    "sigmoid_backward": lambda g, y: g * jnp.conj((1 - y) * y),
-    "softshrink": lambda x, limit=0.5: jnp.where(x > limit, x - limit, jnp.where(x < -limit, x + limit, x * 0)),
-    "hardshrink": lambda x, limit=0.5: jnp.where((x >= -limit) & (x <= limit), like(x, 0), x),
-    "softshrink_backward": lambda g, x, limit: jnp.where((x >= -limit) & (x <= limit), like(g, 0), g),
-    "hardshrink_backward": lambda g, x, limit: jnp.where((x >= -limit) & (x <= limit), like(g, 0), g),
-    "special_modified_bessel_i0": special.i0,
-    "special_modified_bessel_i1": special.i1,
-    "_prelu_kernel": lambda x, weight: jnp.where(x > 0, x, x * weight),
-}
-for _name, _function in _ACTIVATIONS.items():
-    put(_name, _in_wide(_function), FAMILY, call=True)

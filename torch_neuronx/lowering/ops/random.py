@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from torch_neuronx.lowering.philox import unit, words, words64
-from torch_neuronx.lowering.promotion import constant, convert, is_float, result_dtype
+from torch_neuronx.lowering.promotion import constant, convert, is_float, result_dtype, widest
 from torch_neuronx.lowering.table import CallInfo, lowers
 
 
@@ -31,11 +31,16 @@ _DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 def uniform(shape: Any, dtype: Any, low: Any, high: Any, seed: Any, offset: Any) -> Any:
     """[low, high): the top bits of each word, as many as the dtype has digits."""
     count, real = math.prod(shape), _real(dtype)
-    digits = _DIGITS[str(dtype)]
-    bits = _bits(dtype, seed, offset, count)
-    whole = (bits >> jnp.asarray(8 * bits.dtype.itemsize - digits, bits.dtype)).astype(real)
+    drawn = _half_open(_bits(dtype, seed, offset, count), dtype)
     low, high = convert(low, real), convert(high, real)
-    return (whole * jnp.asarray(2.0**-digits, real) * (high - low) + low).reshape(shape).astype(dtype)
+    return (drawn * (high - low) + low).reshape(shape).astype(dtype)
+
+
+def _half_open(bits: Any, dtype: Any) -> Any:
+    """[0, 1) in multiples of 2 ** -(digits of ``dtype``)."""
+    digits = _DIGITS[str(dtype)]
+    whole = (bits >> jnp.asarray(8 * bits.dtype.itemsize - digits, bits.dtype)).astype(_real(dtype))
+    return whole * jnp.asarray(2.0**-digits, whole.dtype)
 
 
 def normal(shape: Any, dtype: Any, mean: Any, std: Any, seed: Any, offset: Any) -> Any:
@@ -76,7 +81,12 @@ def _passes(drawn: Any, chance: Any) -> Any:
     if isinstance(chance, (int, float)):
         limit = math.floor(float(chance) * 2.0**32 + 0.5)
         return drawn <= jnp.asarray(limit - 1, jnp.uint32) if limit > 0 else jnp.zeros(drawn.shape, jnp.bool_)
-    return drawn.astype(jnp.float64) < jnp.floor(convert(chance, jnp.float64) * 2.0**32 + 0.5)
+    # Every step is exact in float32 too, so that no float64 is needed.
+    scaled = convert(chance, _real(chance.dtype)) * 2.0**32
+    floor = jnp.floor(scaled)
+    limit = floor + (scaled - floor >= 0.5).astype(floor.dtype)
+    always = limit >= 2.0**32
+    return always | (drawn < jnp.where(always, 0, limit).astype(jnp.uint32))
 
 
 def bernoulli(shape: Any, chance: Any, seed: Any, offset: Any) -> Any:
@@ -111,9 +121,9 @@ def permutation(count: int, seed: Any, offset: Any) -> Any:
 
 def dropout(x: Any, p: Any, seed: Any, offset: Any) -> tuple[Any, Any]:
     """(x * mask / (1 - p), mask)."""
-    keep = 1 - p if isinstance(p, (int, float)) else 1 - p.astype(jnp.float64)
+    keep = 1 - p
     mask = bernoulli(x.shape, keep, seed, offset)
-    scale = (0.0 if keep == 0 else 1 / keep) if isinstance(keep, (int, float)) else jnp.where(keep == 0, 0.0, 1 / keep)
+    scale = (0.0 if keep == 0 else 1 / keep) if isinstance(keep, (int, float)) else jnp.where(keep == 0, jnp.zeros_like(keep), 1 / keep)
     work = _real(x.dtype) if is_float(x) else x.dtype
     if not is_float(x):
         return (x * mask.astype(x.dtype) * convert(scale, x.dtype)), mask
@@ -150,10 +160,17 @@ def _philox_cauchy(x: Any, median: Any, sigma: Any, seed: Any, offset: Any) -> A
     return (convert(median, real) + convert(sigma, real) * jnp.tan(math.pi * (drawn - 0.5))).astype(x.dtype)
 
 
-@lowers("neuron::philox_geometric_")
-def _philox_geometric(x: Any, p: Any, seed: Any, offset: Any) -> Any:
-    rate = -jnp.log1p(-convert(p, jnp.float64))
-    return convert(jnp.ceil(exponential(x.shape, jnp.dtype(jnp.float64), rate, seed, offset)), x.dtype)
+def _narrowed(bits: Any, real: Any) -> Any:
+    """What ``real`` is drawn from: the words64 ``bits``, or the upper half of each."""
+    return bits if real == jnp.float64 else (bits >> jnp.asarray(32, jnp.uint64)).astype(jnp.uint32)
+
+
+@lowers("neuron::philox_geometric_", call=True)
+def _philox_geometric(call: CallInfo, x: Any, p: Any, seed: Any, offset: Any) -> Any:
+    real = widest(call)
+    rate = -jnp.log1p(-convert(p, real))
+    drawn = unit(_narrowed(words64(seed, offset, x.size), real)).reshape(x.shape)
+    return convert(jnp.ceil(-jnp.log(drawn) / rate), x.dtype)
 
 
 @lowers("neuron::philox_random_")
@@ -177,8 +194,8 @@ def _philox_randperm(x: Any, seed: Any, offset: Any) -> Any:
     return convert(permutation(x.size, seed, offset).reshape(x.shape), x.dtype)
 
 
-@lowers("neuron::philox_multinomial")
-def _philox_multinomial(x: Any, samples: int, replacement: bool, seed: Any, offset: Any) -> Any:
+@lowers("neuron::philox_multinomial", call=True)
+def _philox_multinomial(call: CallInfo, x: Any, samples: int, replacement: bool, seed: Any, offset: Any) -> Any:
     from torch_neuronx.lowering.ops.sorting import sort_with_indices
 
     if not replacement or samples == 1:
@@ -187,9 +204,11 @@ def _philox_multinomial(x: Any, samples: int, replacement: bool, seed: Any, offs
         if samples == 1:
             return jnp.argmax(race, -1, keepdims=True).astype(jnp.int64)
         return lax.slice_in_dim(sort_with_indices(race, -1, descending=True)[1], 0, samples, axis=x.ndim - 1)
-    sums = lax.cumsum(x.astype(jnp.float64), x.ndim - 1)
+    real, shape = widest(call), (*x.shape[:-1], samples)
+    sums = lax.cumsum(x.astype(real), x.ndim - 1)
     total = sums[..., -1:]
-    points = uniform((*x.shape[:-1], samples), jnp.dtype(jnp.float64), 0, 1, seed, offset) * total
+    bits = _narrowed(words64(seed, offset, math.prod(shape)), real)
+    points = _half_open(bits, real).reshape(shape) * total
     points = jnp.minimum(points, jnp.nextafter(total, jnp.zeros_like(total)))
     return jnp.sum(sums[..., None, :] <= points[..., :, None], -1, dtype=jnp.int64)
 
@@ -293,9 +312,9 @@ def _cauchy(x: Any, median: float = 0.0, sigma: float = 1.0, *, generator: Any =
     return _philox_cauchy(x, median, sigma, *_words_of(x.shape, x.dtype))
 
 
-@lowers("geometric")
-def _geometric(x: Any, p: float, *, generator: Any = None) -> Any:
-    return _philox_geometric(x, p, *_taken(2 * x.size))
+@lowers("geometric", call=True)
+def _geometric(call: CallInfo, x: Any, p: float, *, generator: Any = None) -> Any:
+    return _philox_geometric(call, x, p, *_taken(2 * x.size))
 
 
 @lowers("random", "random.from", "random.to", "random.from_to")
@@ -333,8 +352,8 @@ def _rrelu(
     return x * slopes, slopes
 
 
-@lowers("multinomial")
-def _multinomial(x: Any, samples: int, replacement: bool = False, *, generator: Any = None) -> Any:
+@lowers("multinomial", call=True)
+def _multinomial(call: CallInfo, x: Any, samples: int, replacement: bool = False, *, generator: Any = None) -> Any:
     rows = 1 if x.ndim == 1 else x.shape[0]
     count = 2 * rows * samples if replacement and samples > 1 else x.size * (2 if x.dtype == jnp.float64 else 1)
-    return _philox_multinomial(x, samples, replacement, *_taken(count))
+    return _philox_multinomial(call, x, samples, replacement, *_taken(count))

@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from torch_neuronx.lowering import custom_calls
 from torch_neuronx.lowering.promotion import convert, dim_of, dims_of, is_complex, is_float, result_dtype, wide
 from torch_neuronx.lowering.table import CallInfo, lowers
 
@@ -82,13 +83,12 @@ def _aminmax(call: CallInfo, x: Any, *, dim: int | None = None, keepdim: bool = 
     return _shaped(call, jnp.min(x, dims), 0), _shaped(call, jnp.max(x, dims), 1)
 
 
-def _arg(function: Callable[..., Any], x: Any, dim: int) -> Any:
-    return function(x.astype(jnp.int8) if x.dtype == jnp.bool_ else x, dim, jnp.int64)
-
-
-def arg_extremum(x: Any, dim: int, largest: bool) -> Any:
+def arg_extremum(call: CallInfo, x: Any, dim: int, largest: bool) -> Any:
     """int64 index of the first extremum; a NaN counts as one. (lax.argmax has the same rule for NaN.)"""
-    return _arg(lax.argmax if largest else lax.argmin, x, dim)
+    replaced = custom_calls.arg_extremum(call, x, dim, largest)
+    if replaced is not None:
+        return replaced.astype(jnp.int64)
+    return (lax.argmax if largest else lax.argmin)(x.astype(jnp.int8) if x.dtype == jnp.bool_ else x, dim, jnp.int64)
 
 
 def _extremum(call: CallInfo, x: Any, dim: int, largest: bool) -> Any:
@@ -96,7 +96,7 @@ def _extremum(call: CallInfo, x: Any, dim: int, largest: bool) -> Any:
         return x, jnp.zeros((), jnp.int64)
     dim = dim_of(dim, x.ndim)
     values = jnp.max(x, dim) if largest else jnp.min(x, dim)
-    return _shaped(call, values, 0), _shaped(call, arg_extremum(x, dim, largest), 1)
+    return _shaped(call, values, 0), _shaped(call, arg_extremum(call, x, dim, largest), 1)
 
 
 @lowers("max.dim", call=True)
@@ -109,16 +109,16 @@ def _min_dim(call: CallInfo, x: Any, dim: int, keepdim: bool = False) -> Any:
     return _extremum(call, x, dim, largest=False)
 
 
-@lowers("argmax", call=True)
-def _argmax(call: CallInfo, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-    x, dim = (x.reshape(-1), 0) if dim is None or x.ndim == 0 else (x, dim_of(dim, x.ndim))
-    return _shaped(call, arg_extremum(x, dim, largest=True))
+def _index_of(largest: bool) -> Callable[..., Any]:
+    def lowered(call: CallInfo, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+        x, dim = (x.reshape(-1), 0) if dim is None or x.ndim == 0 else (x, dim_of(dim, x.ndim))
+        return _shaped(call, arg_extremum(call, x, dim, largest))
+
+    return lowered
 
 
-@lowers("argmin", call=True)
-def _argmin(call: CallInfo, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-    x, dim = (x.reshape(-1), 0) if dim is None or x.ndim == 0 else (x, dim_of(dim, x.ndim))
-    return _shaped(call, arg_extremum(x, dim, largest=False))
+lowers("argmax", call=True)(_index_of(largest=True))
+lowers("argmin", call=True)(_index_of(largest=False))
 
 
 @lowers("any", "any.dim", "any.dims", call=True)

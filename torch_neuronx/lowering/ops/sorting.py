@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from torch_neuronx.lowering import custom_calls
 from torch_neuronx.lowering.promotion import dim_of, is_float
 from torch_neuronx.lowering.table import CallInfo, lowers
 
@@ -33,11 +34,15 @@ def _sort(x: Any, dim: int = -1, descending: bool = False, *, stable: bool | Non
     return sort_with_indices(x, dim, descending)
 
 
-@lowers("topk")
-def _topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+@lowers("topk", call=True)
+def _topk(call: CallInfo, x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     if x.ndim == 0:
         return x, jnp.zeros((), jnp.int64)
     dim = dim_of(dim, x.ndim)
+    replaced = custom_calls.top_k(call, x if largest else -x, k, dim)
+    if replaced is not None:
+        values, indices = replaced
+        return values if largest else -values, indices.astype(jnp.int64)
     values, indices = sort_with_indices(x, dim, largest)
     return lax.slice_in_dim(values, 0, k, axis=dim), lax.slice_in_dim(indices, 0, k, axis=dim)
 
