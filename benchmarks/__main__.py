@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from benchmarks.table import GROUPS, Row, render
 
 # They register their groups, in the order of the table.
-from benchmarks import small_ops, training, fusion, compiled, launch_blocking, memory, copies, autoload, collectives  # noqa: F401  # isort: skip
+from benchmarks import small_ops, training, fusion, compiled, launch_blocking, memory, copies, autoload, collectives, lowering  # noqa: F401  # isort: skip
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -1,7 +1,9 @@
 """Compares one op and dtype as lowered and run by XLA:CPU with PyTorch on the CPU, over a few of its samples."""
 
+import re
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,6 +15,7 @@ from tests.opinfo.check import OPS, describe, is_random, tolerances
 from tests.opinfo.expectations import VALUES_ARE_UNDEFINED
 from tests.opinfo.forms import SEED, Call
 from torch_neuronx.lowering import NotLowered
+from torch_neuronx.lowering.dtypes import rule
 from torch_neuronx.lowering.emit import trace_function
 from torch_neuronx.lowering.execute import CompiledModule
 from torch_neuronx.lowering.hlo import to_hlo
@@ -65,18 +68,28 @@ def compare(op: OpInfo, actual: list[Any], expected: list[Any], values: bool) ->
             torch.testing.assert_close(a, e.detach().resolve_conj().resolve_neg(), rtol=rtol, atol=atol, equal_nan=True)
 
 
-def check_sample(op: OpInfo, sample: SampleInput, gradients: bool, result: Result) -> None:
-    """Forward, and where asked the gradients of all inputs, in one module."""
+def _as_function(op: OpInfo, sample: SampleInput) -> tuple[Callable[..., Any], list[torch.Tensor]]:
+    """A function of the sample's strided tensors, and these."""
     leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
     places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
-    tensors = [leaves[index].detach().clone().requires_grad_(leaves[index].requires_grad and gradients) for index in places]
 
     def call(*given: torch.Tensor) -> Any:
         filled = list(leaves)
         for index, tensor in zip(places, given, strict=True):
             filled[index] = tensor
         value, args, kwargs = tree_unflatten(filled, spec)
-        outcome = op(value, *args, **kwargs)
+        return op(value, *args, **kwargs)
+
+    return call, [leaves[index] for index in places]
+
+
+def check_sample(op: OpInfo, sample: SampleInput, gradients: bool, result: Result) -> None:
+    """Forward, and where asked the gradients of all inputs, in one module."""
+    function, given_tensors = _as_function(op, sample)
+    tensors = [tensor.detach().clone().requires_grad_(tensor.requires_grad and gradients) for tensor in given_tensors]
+
+    def call(*given: torch.Tensor) -> Any:
+        outcome = function(*given)
         wanted = [tensor for tensor in given if tensor.requires_grad]
         outputs = [out for out in tree_leaves(outcome) if isinstance(out, torch.Tensor) and out.requires_grad] if wanted else []
         if not outputs:
@@ -100,6 +113,33 @@ def check_sample(op: OpInfo, sample: SampleInput, gradients: bool, result: Resul
             compare(op, actual, expected, values=False)
             return
         raise
+
+
+def chip_lacks(module: str) -> list[str]:
+    """Lines of a StableHLO module with types that no chip has: float64 and complex numbers."""
+    return [line.strip() for line in module.splitlines() if re.search(r"\bf64\b|xf64|complex<", line)]
+
+
+def check_chip(name: str, dtype_name: str) -> Result:
+    """Whether the first sample's module for trn2 keeps to the chip's dtypes where the tensors given and returned do."""
+    warnings.simplefilter("ignore")
+    op, dtype = OPS[name], getattr(torch, dtype_name)
+    result, start = Result(name, dtype_name, "excluded"), time.monotonic()
+    sample = next(iter(op.sample_inputs("cpu", dtype)), None) if op.supports_dtype(dtype, "cpu") else None
+    if sample is None:
+        return result
+    call, tensors = _as_function(op, sample)
+    try:
+        module, returned = trace_function(call, tensors, "trn2")
+    except Exception:  # what does not lower is the other check's business
+        return result
+    given = [*tensors, *(leaf for leaf in tree_leaves(returned) if isinstance(leaf, torch.Tensor))]
+    if not any(rule(tensor.dtype, "trn2").verdict == "refused" or tensor.dtype is torch.float64 for tensor in given):
+        result.failures = chip_lacks(str(module))[:4]
+        result.status = "fail" if result.failures else "pass"
+        result.samples, result.failed = 1, bool(result.failures)
+    result.seconds = time.monotonic() - start
+    return result
 
 
 def check_variant(name: str, dtype_name: str) -> Result:

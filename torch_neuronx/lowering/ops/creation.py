@@ -77,7 +77,7 @@ def _steps(call: CallInfo, start: Any, step: Any) -> Any:
 def _between(call: CallInfo, start: Any, end: Any, steps: int) -> Any:
     """``steps`` numbers from both ends towards the middle, as PyTorch's kernel counts them; wide."""
     work = jnp.complex128 if jnp.issubdtype(result_dtype(call), jnp.complexfloating) else widest(call)
-    start, end = constant(start, work), constant(end, work)
+    start, end = convert(start, work), convert(end, work)
     if steps < 2:
         return start.reshape(1)[:steps]
     step = (end - start) / constant(steps - 1, work)
@@ -86,12 +86,12 @@ def _between(call: CallInfo, start: Any, end: Any, steps: int) -> Any:
     return jnp.where(up.real < steps // 2, start + step * up, end - step * down)
 
 
-@lowers("linspace", call=True)
+@lowers("linspace", "linspace.Tensor_Tensor", "linspace.Tensor_Scalar", "linspace.Scalar_Tensor", call=True)
 def _linspace(call: CallInfo, start: Any, end: Any, steps: int, **_: Any) -> Any:
     return convert(_between(call, start, end, steps), result_dtype(call))
 
 
-@lowers("logspace", call=True)
+@lowers("logspace", "logspace.Tensor_Tensor", "logspace.Tensor_Scalar", "logspace.Scalar_Tensor", call=True)
 def _logspace(call: CallInfo, start: Any, end: Any, steps: int, base: float = 10.0, **_: Any) -> Any:
     exponent = _between(call, start, end, steps)
     return convert(jnp.power(constant(base, exponent.dtype), exponent), result_dtype(call))
