@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <cstring>
@@ -71,6 +72,40 @@ class BoxedKernel final : public c10::OperatorKernel {
  public:
   explicit BoxedKernel(OpState* state) : state_(state) {}
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) { state_->call(stack); }
+
+ private:
+  OpState* state_;
+};
+
+/// The same for an overload that needs_contiguous_out(): it writes fresh tensors, which are copied to those that are not contiguous.
+class ContiguousOutKernel final : public c10::OperatorKernel {
+ public:
+  explicit ContiguousOutKernel(OpState* state) : state_(state) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    const auto& schema = op.schema().arguments();
+    const size_t first = stack->size() - schema.size();
+    std::vector<at::Tensor> outs;
+    bool contiguous = true;
+    for (size_t i = 0; i < schema.size(); ++i) {
+      if (!schema[i].is_out()) continue;
+      outs.push_back((*stack)[first + i].toTensor());
+      contiguous = contiguous && outs.back().is_contiguous();
+    }
+    if (contiguous) return state_->call(stack);
+    for (size_t i = 0; i < schema.size(); ++i)
+      if (schema[i].is_out()) {
+        const at::Tensor out = (*stack)[first + i].toTensor();
+        (*stack)[first + i] = at::empty(out.sizes(), out.options());
+      }
+    state_->call(stack);
+    const size_t results = stack->size() - outs.size();
+    for (size_t i = 0; i < outs.size(); ++i) {
+      const at::Tensor fresh = (*stack)[results + i].toTensor();
+      if (outs[i].sizes() != fresh.sizes()) outs[i].resize_(fresh.sizes());  // the call has warned of it
+      (*stack)[results + i] = outs[i].copy_(fresh);
+    }
+  }
 
  private:
   OpState* state_;
@@ -149,6 +184,7 @@ bool joins_window(const CacheEntry& entry, const CallReader& reader, const Strea
 }  // namespace
 
 c10::KernelFunction boxed_kernel(const c10::OperatorHandle& op) {
+  if (needs_contiguous_out(op)) return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<ContiguousOutKernel>(new_state(op)));
   return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(new_state(op)));
 }
 

@@ -132,6 +132,14 @@ bool scalars_shape_it(const c10::OperatorHandle& op) { return has(scalar_shape_n
 
 bool reads_offset(const c10::OperatorHandle& op) { return has(offset_names(), op); }
 
+bool needs_contiguous_out(const c10::OperatorHandle& op) {
+  // Of PyTorch 2.13: the triangles step from matrix to matrix by one stride, however many batch dimensions there are
+  // (aten/src/ATen/native/TriangularOps.cpp), and the factorisations call them; gelu's out= goes unwritten (tests/test_strided_out.py).
+  static const Names names{"aten::tril", "aten::triu", "aten::lu_unpack", "aten::linalg_lu", "aten::gelu"};
+  const auto& arguments = op.schema().arguments();
+  return has(names, op) && std::any_of(arguments.begin(), arguments.end(), [](const auto& argument) { return argument.is_out(); });
+}
+
 bool accepts_cpu_tensor(const c10::OperatorHandle& op, int arg) {
   static const std::array<std::pair<std::string_view, int>, 8> table{{
       {"aten::index", 1},

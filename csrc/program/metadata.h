@@ -26,6 +26,9 @@ bool scalars_shape_it(const c10::OperatorHandle& op);
 /// It reads the storage offset of its argument as a number, so a tensor keeps its offset.
 bool reads_offset(const c10::OperatorHandle& op);
 
+/// The CPU's kernel leaves its `out=` tensors wrong, or writes past their end, unless they are contiguous.
+bool needs_contiguous_out(const c10::OperatorHandle& op);
+
 /// CUDA accepts CPU tensors of any size as this argument (index tensors...): they are moved to the device.
 bool accepts_cpu_tensor(const c10::OperatorHandle& op, int arg);
 

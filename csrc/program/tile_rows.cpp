@@ -54,7 +54,7 @@ constexpr TileRow kRows[] = {
     {"lerp", "self end weight", "", kCommon, Op::lerp, TileRow::opmath},
     {"addcmul", "self tensor1 tensor2", "value", kCommon, Op::addcmul},
     {"addcdiv", "self tensor1 tensor2", "value", kCommon, Op::addcdiv},
-    {"pow", "self exponent", "", kCommon, Op::pow},
+    {"pow", "self exponent", "", kCommon, Op::pow, TileRow::narrow_numbers},
     {"atan2", "self other", "", kReal, Op::atan2},
     // ---- comparisons, logic, bits ----
     {"eq", "self other", "", kCompare, Op::eq},

@@ -3,6 +3,7 @@
 #include <ATen/cpu/vec/vec.h>
 
 #include <numbers>
+#include <type_traits>
 
 #include "csrc/runtime/emulated/kernels/parts.h"
 
@@ -74,11 +75,29 @@ Vec<T> sigmoid_of(const Vec<T>& a) {
   _(exp2)                   \
   _(expm1)                  \
   _(log)                    \
-  _(log1p) _(log2) _(log10) _(sin) _(cos) _(tan) _(asin) _(acos) _(atan) _(sinh) _(cosh) _(tanh) _(asinh) _(acosh) _(atanh) _(erf) _(erfc)
+  _(log1p) _(log2) _(log10) _(sin) _(cos) _(tan) _(asin) _(acos) _(atan) _(tanh) _(atanh) _(erf) _(erfc)
 #define NEURON_FUNCTION(name) NEURON_FORMULA_1(F_##name, a.name())
 NEURON_FUNCTIONS(NEURON_FUNCTION)
 
+// Sleef's asinh and acosh square their argument, its sinh and cosh overflow before their result does: far out the leading term is all.
+constexpr double kFar = 1 << 28;  // 1 / (4 x^2) is nothing beside log(2 x)
+template <class T>
+constexpr double kSteep = std::is_same_v<T, float> ? 88 : 709;  // exp(-x) is nothing beside exp(x)
+template <class T>
+Vec<T> log_twice(const Vec<T>& a) {
+  return a.log() + Vec<T>(static_cast<T>(std::numbers::ln2));
+}
+template <class T>
+Vec<T> half_exp(const Vec<T>& a) {
+  const auto root = (a * Vec<T>(T(0.5))).exp();
+  return root * Vec<T>(T(0.5)) * root;
+}
+
 // clang-format off
+NEURON_FORMULA_1(Asinh, if_else(a.abs() > all(kFar), log_twice(a.abs()).copysign(a), a.asinh()))
+NEURON_FORMULA_1(Acosh, if_else(a > all(kFar), log_twice(a), a.acosh()))
+NEURON_FORMULA_1(Sinh, if_else(a.abs() > all(kSteep<T>), half_exp(a.abs()).copysign(a), a.sinh()))
+NEURON_FORMULA_1(Cosh, if_else(a.abs() > all(kSteep<T>), half_exp(a.abs()), a.cosh()))
 NEURON_FORMULA_1(Sigmoid, sigmoid_of(a))
 NEURON_FORMULA_1(Silu, a / (all(1) + a.neg().exp()))
 NEURON_FORMULA_1(Gelu, a * all(0.5) * (all(1) + (a * all(std::numbers::sqrt2 / 2)).erf()))
@@ -201,6 +220,10 @@ void install_transcendental(Library& library) {
 #define NEURON_PUT(name) put<F_##name>(library, Op::name);
   NEURON_FUNCTIONS(NEURON_PUT)
 #undef NEURON_PUT
+  put<Asinh>(library, Op::asinh);
+  put<Acosh>(library, Op::acosh);
+  put<Sinh>(library, Op::sinh);
+  put<Cosh>(library, Op::cosh);
   put<Sigmoid>(library, Op::sigmoid);
   put<Silu>(library, Op::silu);
   put<Gelu>(library, Op::gelu);
