@@ -51,6 +51,7 @@ class Lowered:
     draws: bool = False  # seed and offset are the last two parameters
     random_words: int = 0
     calls: list[str] = field(default_factory=list)  # overloads that were lowered by the table, in order
+    replicas: int = 1  # ranks that run the module together: replica numbers of its collectives are global ranks
     specialised: bool = False  # the payloads' example values are in the module
     lines: list[str | None] = field(default_factory=list)  # Python line of each call of the Program
 
@@ -107,6 +108,7 @@ def _lower(program: Program, target: str, specialise: bool) -> Lowered:
         else:
             module = module_of(run.main, shapes)
     hlo.set_aliases(module, dict(enumerate(run.written)))
+    hlo.set_replicas(module, run.tracer.replicas)
     return Lowered(
         module,
         run.written,
@@ -115,6 +117,7 @@ def _lower(program: Program, target: str, specialise: bool) -> Lowered:
         draws=run.source is not None,
         random_words=run.source.used if run.source else 0,
         calls=run.tracer.calls,
+        replicas=run.tracer.replicas,
         specialised=specialise and bool(program.payloads),
         lines=[call.location for call in program.calls],
     )

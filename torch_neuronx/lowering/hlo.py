@@ -21,6 +21,14 @@ def set_aliases(module: Any, aliases: dict[int, int]) -> None:
         module.operation.attributes["mhlo.input_output_alias"] = ir.Attribute.parse(f"[{rows}]")
 
 
+def set_replicas(module: Any, count: int) -> None:
+    """Says in an MLIR ``module`` how many replicas run it together."""
+    from jaxlib.mlir import ir
+
+    with module.context:
+        module.operation.attributes["mhlo.num_replicas"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), count)
+
+
 def to_hlo(module: Any) -> bytes:
     """The serialized ``HloModuleProto`` of a StableHLO module (an MLIR module, its text, or what :func:`lower` gives).
 

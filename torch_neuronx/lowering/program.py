@@ -203,8 +203,7 @@ class _GraphReader:
         self.program.calls.append(Call(node.target, args, kwargs, list(results), strides, _location(node)))
 
     def _output(self, node: torch.fx.Node) -> None:
-        returned = tree_map(lambda item: self.values[item] if isinstance(item, torch.fx.Node) else item, node.args[0])
-        self.program.outputs = list(returned) if isinstance(returned, (list, tuple)) else [returned]
+        self.program.outputs = [self.values[item] if isinstance(item, torch.fx.Node) else item for item in tree_leaves(node.args[0])]
 
 
 def _location(node: torch.fx.Node) -> str | None:

@@ -39,6 +39,7 @@ FAMILIES = (
     "statistics",
     "polynomials",
     "control_flow",
+    "collectives",
     "primitives",
 )
 

@@ -184,6 +184,7 @@ class Tracer(TorchDispatchMode):
         self.lifted: dict[int, tuple[torch.Tensor, Traced]] = {}
         self.symbols: Any = None  # symbols.Symbols of a Program with symbolic sizes
         self.call_number: int | None = None
+        self.replicas = 1  # ranks that run the module together, where it has collectives
         self.decomposing: set[Any] = set()
         self.calls: list[str] = []  # overloads that a row of the table lowered, in order
 
