@@ -252,8 +252,7 @@ class _Run:
     def _call(self, call: Any, env: dict[int, Any]) -> None:
         args, kwargs = tree_map(lambda item: self._argument(item, env, call), (call.args, call.kwargs))
         try:
-            run = functools.partial(self.tracer.call, call.op) if isinstance(call.op, torch._ops.OpOverload) else _spread(call.op)
-            result = run(args, kwargs)
+            result = self._runner(call.op)(args, kwargs)
         except NotLowered as error:
             if call.location and "(at " not in error.reason:
                 raise NotLowered(error.op, f"{error.reason} (at {call.location})") from error
@@ -266,8 +265,18 @@ class _Run:
                 strides = call.strides[index] if call.strides else None
                 env[slot.index] = self._restrided(call.op, value, strides) if strides is not None else value
 
+    def _runner(self, op: Any) -> Callable[..., Any]:
+        """What runs ``op`` on (args, kwargs); a plain function does arithmetic on sizes."""
+        if isinstance(op, torch._ops.OpOverload):
+            return functools.partial(self.tracer.call, op)
+        if isinstance(op, torch._ops.HigherOrderOperator):
+            return functools.partial(self.tracer.higher_order, op)
+        return lambda args, kwargs: op(*args, **kwargs)
+
     def _restrided(self, op: Any, value: Any, strides: tuple[int, ...]) -> Any:
         """A fresh result in the layout that the kernel chooses; meta kernels sometimes say another."""
+        if not isinstance(op, torch._ops.OpOverload):
+            return value
         fresh = isinstance(value, Traced) and not any(returned.alias_info for returned in op._schema.returns)
         if not fresh or self.symbols is not None or tuple(value.stride()) == strides:
             return value
@@ -294,11 +303,6 @@ class _Run:
             return True
         functional = functional_overload(op) if op._schema.is_mutable else None
         return functional is not None and functional.name() in table
-
-
-def _spread(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A plain function (arithmetic on sizes) in the shape of :meth:`Tracer.call`."""
-    return lambda args, kwargs: function(*args, **kwargs)
 
 
 def _stored_shape(value: Traced, known: Any) -> Any:
@@ -349,7 +353,8 @@ def trace_function(fn: Callable[..., Any], tensors: Any, target: str = "portable
         ]
         before, RandomSource.current = RandomSource.current, source
         try:
-            with tracer.tracing():
+            # Else torch.cond and its like would start Dynamo, which refuses under a dispatch mode and then never compiles them again.
+            with torch.compiler.set_stance("force_eager"), tracer.tracing():
                 result = fn(*inputs)
         finally:
             RandomSource.current = before

@@ -243,7 +243,7 @@ class Tracer(TorchDispatchMode):
         kwargs = kwargs or {}
         args, kwargs = tree_map(self._own, (args, kwargs))
         if not isinstance(func, torch._ops.OpOverload):
-            return self._higher_order(func, args, kwargs)
+            return self.higher_order(func, args, kwargs)
         return self.call(func, args, kwargs)
 
     def _own(self, value: Any) -> Any:
@@ -296,7 +296,8 @@ class Tracer(TorchDispatchMode):
         x.version = -1
         return x
 
-    def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A higher-order operator (``cond``, ``scan``...) on Traced tensors and functions of them."""
         name = f"higher_order::{func.name() if callable(getattr(func, 'name', None)) else func}"
         row = self.table.get(name)
         if row is None:

@@ -40,13 +40,18 @@ def mesh_groups(ranks: list[int], world: int) -> Groups | None:
     return tuple(tuple(first + inner + place * step for place in range(size)) for first in range(0, world, block) for inner in range(step))
 
 
+def _resolved(group: Any) -> Any:
+    """The process group of a name; graphs hold names."""
+    from torch.distributed.distributed_c10d import GroupName, _resolve_process_group
+
+    return _resolve_process_group(GroupName(group)) if isinstance(group, str) else group
+
+
 def _groups(name: Any, op: str) -> Groups:
     """Replica groups of the process group ``name`` (or the group itself); the module then is one of as many replicas as there are ranks."""
     from torch import distributed
-    from torch.distributed.distributed_c10d import _resolve_process_group
 
-    group = _resolve_process_group(name) if isinstance(name, str) else name
-    ranks, world = distributed.get_process_group_ranks(group), distributed.get_world_size()
+    ranks, world = distributed.get_process_group_ranks(_resolved(name)), distributed.get_world_size()
     groups = mesh_groups(ranks, world)
     if groups is None:
         raise NotLowered(op, f"the ranks {ranks} are no dimension of a mesh over {world} ranks, so other ranks' groups are not known")
@@ -119,7 +124,7 @@ def _primitive(name: str, build: Callable[..., Any], shape: Callable[..., Any]) 
         return [build(x, mlir.aval_to_ir_type(context.module_context, context.avals_out[0]), **options)]
 
     mlir.register_lowering(primitive, lowered)
-    return primitive.bind  # type: ignore[no-any-return]
+    return primitive.bind
 
 
 all_reduce = _primitive("neuron_all_reduce", _all_reduce, _same)
@@ -187,22 +192,17 @@ def _broadcast(x: Any, source: int, group: Any) -> Any:
 @lowers("_c10d_functional::all_to_all_single", "_c10d_functional_autograd::all_to_all_single", call=True)
 def _all_to_all_single(call: CallInfo, x: Any, output_sizes: list[int], input_sizes: list[int], group: Any) -> Any:
     """Equal parts for all, or everything to one rank at a fixed distance, which is how PyTorch writes a permutation."""
+    from torch import distributed
+
     op = f"{_SPACE}all_to_all_single"
     groups = _groups(group, op)
     size = len(groups[0])
     if len({*output_sizes, *input_sizes}) <= 1:
         return all_to_all(x, groups=groups, split=0, concat=0)
-    shift = _ring_shift(output_sizes, input_sizes, _place(group))
+    shift = _ring_shift(output_sizes, input_sizes, distributed.get_rank(_resolved(group)))
     if shift is None:
         raise NotLowered(op, "parts of unequal size: the ranks' programs would differ in shape; pad the parts to one size")
     return permute(x, pairs=tuple((ranks[place], ranks[(place + shift) % size]) for ranks in groups for place in range(size)))
-
-
-def _place(group: Any) -> int:
-    from torch import distributed
-    from torch.distributed.distributed_c10d import _resolve_process_group
-
-    return distributed.get_rank(_resolve_process_group(group) if isinstance(group, str) else group)
 
 
 def _ring_shift(output_sizes: list[int], input_sizes: list[int], place: int) -> int | None:

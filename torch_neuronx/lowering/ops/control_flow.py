@@ -67,3 +67,17 @@ def _scan(tracer: Any, combine_fn: Any, init: Any, xs: Any, additional_inputs: A
 
     last, stacked = lax.scan(body, carry, slices)
     return [*_wrapped(tracer, last), *_wrapped(tracer, stacked)]
+
+
+@lowers("higher_order::map_impl")
+def _map(tracer: Any, function: Any, xs: Any, additional_inputs: Any = ()) -> Any:
+    slices, fixed = tuple(_values(xs)), _values(additional_inputs)
+    each = _traced(tracer, function)
+    _, stacked = lax.scan(lambda state, part: (state, each(*part, *fixed)), (), slices)
+    return list(_wrapped(tracer, stacked))
+
+
+@lowers("higher_order::invoke_subgraph")
+def _invoke_subgraph(tracer: Any, subgraph: Any, _identifier: Any, *operands: Any) -> Any:
+    """A region that is called more than once, in place."""
+    return _wrapped(tracer, _traced(tracer, subgraph)(*_values(operands)))
