@@ -73,12 +73,18 @@ bool Receive::precedes(const Operation& later) const {
 }
 
 /// The oldest mail from `from` with our tag.
+///
+/// While we go from mail to mail, the sender may post two: the first where we have been, the second where we come next. So we look twice:
+/// by then, whatever is older than what was seen at first is there.
 Mail* Receive::find(int from) const {
   Mail* oldest = nullptr;
-  for (int i = 0; i < kMails; ++i) {
-    Mail& mail = channel_.mail(from, channel_.rank, i);
-    if (mail.state.load(std::memory_order_seq_cst) != Mail::posted || mail.tag != tag_) continue;
-    if (!oldest || mail.order < oldest->order) oldest = &mail;
+  for (int look = 0; look < 2; ++look) {
+    for (int i = 0; i < kMails; ++i) {
+      Mail& mail = channel_.mail(from, channel_.rank, i);
+      if (mail.state.load(std::memory_order_seq_cst) != Mail::posted || mail.tag != tag_) continue;
+      if (!oldest || mail.order < oldest->order) oldest = &mail;
+    }
+    if (!oldest) return nullptr;
   }
   return oldest;
 }
