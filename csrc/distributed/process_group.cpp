@@ -50,11 +50,12 @@ constexpr const char* kNotAvailable =
 }  // namespace
 
 ProcessGroupNeuron::ProcessGroupNeuron(c10::intrusive_ptr<c10d::Store> store, int rank, int size, c10::intrusive_ptr<Options> options,
-                                       MakeTransport transport)
+                                       MakeTransport transport, FirstUse first_use)
     : Backend(rank, size),
       store_(std::move(store)),
       options_(c10::make_intrusive<NeuronOptions>(*options)),
-      make_transport_(std::move(transport)) {
+      make_transport_(std::move(transport)),
+      first_use_(std::move(first_use)) {
   check_fork();
   auto facts = ProcessFacts::of_this_process();
   facts.core = settings().visible_cores.size() == 1 ? settings().visible_cores[0] : -1;
@@ -103,6 +104,7 @@ void ProcessGroupNeuron::connect() {
   }
   const std::string name = !getGroupDesc().empty() && getGroupDesc() != "undefined" ? getGroupDesc() : options_->group_name;
   auto made = std::make_shared<Communicator>(name.empty() ? "?" : name, rank_, size_, std::move(channel));
+  first_use_(options_->group_name);
   Engine::get().add(made);
   communicator_ = std::move(made);
 }
@@ -239,7 +241,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNeuron::split(const c10::intrusive
   for (int rank : ranks) prefix += "." + std::to_string(rank);
   return c10::make_intrusive<ProcessGroupNeuron>(c10::make_intrusive<c10d::PrefixStore>(prefix, store),
                                                  static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()), given,
-                                                 make_transport_);
+                                                 make_transport_, first_use_);
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupNeuron::shrink(const std::vector<int64_t>& without, int flags,

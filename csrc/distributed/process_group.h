@@ -25,6 +25,8 @@ class ProcessGroupNeuron final : public c10d::Backend {
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   /// Makes a backend that moves CPU tensors between hosts; called when the ranks turn out to be on several.
   using MakeTransport = std::function<c10::intrusive_ptr<c10d::Backend>()>;
+  /// Called with the group's name before its first operation.
+  using FirstUse = std::function<void(const std::string&)>;
 
   /// c10d's, as a type that Python can copy: torch.distributed.split_group() does.
   struct NeuronOptions final : Options {
@@ -33,7 +35,7 @@ class ProcessGroupNeuron final : public c10d::Backend {
 
   /// Tells the other ranks, through `store`, where to find this one. Waits for nobody; the first operation does.
   ProcessGroupNeuron(c10::intrusive_ptr<c10d::Store> store, int rank, int size, c10::intrusive_ptr<Options> options,
-                     MakeTransport transport);
+                     MakeTransport transport, FirstUse first_use);
   ~ProcessGroupNeuron() override;
 
   const std::string getBackendName() const override { return "neuron"; }
@@ -100,6 +102,7 @@ class ProcessGroupNeuron final : public c10d::Backend {
   const c10::intrusive_ptr<c10d::Store> store_;
   const c10::intrusive_ptr<NeuronOptions> options_;
   const MakeTransport make_transport_;
+  const FirstUse first_use_;
   SharedBlock block_;  // rank 0's, until connect() hands it on
   std::once_flag connected_;
   std::shared_ptr<Communicator> communicator_;

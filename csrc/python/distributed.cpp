@@ -18,12 +18,12 @@ using Options = c10d::Backend::Options;
 
 c10::intrusive_ptr<ProcessGroupNeuron> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                     std::chrono::milliseconds timeout, std::string name, std::vector<uint64_t> global_ranks,
-                                                    ProcessGroupNeuron::MakeTransport transport) {
+                                                    ProcessGroupNeuron::MakeTransport transport, ProcessGroupNeuron::FirstUse first_use) {
   auto options = c10::make_intrusive<Options>("neuron", timeout);
   options->group_name = std::move(name);
   options->global_ranks_in_group = std::move(global_ranks);
   py::gil_scoped_release without_gil;
-  return c10::make_intrusive<ProcessGroupNeuron>(store, rank, size, std::move(options), std::move(transport));
+  return c10::make_intrusive<ProcessGroupNeuron>(store, rank, size, std::move(options), std::move(transport), std::move(first_use));
 }
 
 bool on_one_host(ProcessGroupNeuron& group) {
@@ -67,6 +67,6 @@ void bind_distributed(py::module_& m) {
       .def_property_readonly("on_one_host", torch::wrap_pybind_function(on_one_host),
                              "Whether the ranks share memory; else they go through Gloo. Connects.");
   m.def("_make_backend", torch::wrap_pybind_function(make_backend), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
-        py::arg("name"), py::arg("global_ranks"), py::arg("transport"));
+        py::arg("name"), py::arg("global_ranks"), py::arg("transport"), py::arg("first_use"));
   m.def("_flight_records", torch::wrap_pybind_function(flight_records));
 }

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
 from datetime import timedelta
-from types import FrameType
 from typing import Any
 
 import torch
@@ -25,7 +23,6 @@ def register() -> None:
 def _create(options: Any, group_options: Any) -> Any:
     """A ``c10d::Backend`` for one group. ``options`` are c10d's DistributedBackendOptions, ``group_options`` the user's ``pg_options``."""
     _use_the_core_of_this_rank()
-    _make_default(sys._getframe(1))
     timeout = options.timeout
     if group_options is not None and getattr(group_options, "_timeout", None) is not None:
         timeout = group_options._timeout
@@ -37,18 +34,22 @@ def _create(options: Any, group_options: Any) -> Any:
 
     if not isinstance(timeout, timedelta):
         timeout = timedelta(seconds=timeout)
-    return _C._make_backend(store, rank, size, timeout, options.group_id, list(options.global_ranks_in_group), transport)
+    return _C._make_backend(store, rank, size, timeout, options.group_id, list(options.global_ranks_in_group), transport, _make_default)
 
 
-def _make_default(caller: FrameType) -> None:
-    """Makes this backend the one that its ProcessGroup answers for as a whole, which DDP asks for.
+def _make_default(name: str) -> None:
+    """Makes this backend the one that the ProcessGroup ``name`` answers for as a whole, which DDP asks for; before its first operation.
 
     PyTorch 2.13 sets that to Gloo when no backend was named, even though it then makes only the accelerator's, and to nothing for
-    "cpu:gloo,neuron:neuron". A backend's maker is not given the ProcessGroup, but its caller has it.
+    "cpu:gloo,neuron:neuron". It gives a backend's maker no ProcessGroup: there is one only once all backends are made.
     """
-    group = caller.f_locals.get("pg")
-    if isinstance(group, dist.ProcessGroup):
-        group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+    from torch.distributed import distributed_c10d
+
+    try:
+        group = distributed_c10d._resolve_process_group(distributed_c10d.GroupName(name))
+    except RuntimeError:
+        return  # a backend that was made without a group
+    group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
 
 
 def _use_the_core_of_this_rank() -> None:
