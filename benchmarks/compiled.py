@@ -66,7 +66,7 @@ class DecodeLayer(nn.Module):
         q, k, v = self.qkv(self.norm1(x)).view(1, 1, 3, self.heads, self.size).permute(2, 0, 3, 1, 4)
         self.k.index_copy_(2, place, self.rotate(k, place))
         self.v.index_copy_(2, place, v)
-        mask = torch.arange(self.k.shape[2], device=x.device) <= place
+        mask = (torch.arange(self.k.shape[2], device=x.device) <= place)[None]
         y = F.scaled_dot_product_attention(self.rotate(q, place), self.k, self.v, attn_mask=mask)
         x = x + self.out(y.transpose(1, 2).reshape(x.shape))
         h = self.norm2(x)

@@ -70,6 +70,7 @@ struct GroupBuilder::State {
   void store(const TilePlace& place, const TileLayout& layout, Type type, int tile, Kind kind);
   void keep_inside(std::vector<int>& internal);
   void drop_unused();
+  void write_where_it_goes();
   void place_scratch();
 };
 
@@ -296,6 +297,41 @@ void GroupBuilder::State::drop_unused() {
   group.steps = std::move(kept);
 }
 
+/// A tile that is only copied to memory afterwards is made there: compiled graphs end in copies to what they update.
+void GroupBuilder::State::write_where_it_goes() {
+  auto& steps = group.steps;
+  const int count = static_cast<int>(steps.size());
+  std::vector<int> made(scratch_sizes.size(), -1);  // by which step; constants by none
+  for (int i = 0; i < count; ++i) {
+    if (steps[i].out >= kScratch) made[steps[i].out - kScratch] = i;
+  }
+  auto reads = [](const TileStep& step, int tile) { return std::find(step.in, step.in + 3, tile) != step.in + 3; };
+  std::vector<bool> gone(count, false);
+  for (int i = 0; i < count; ++i) {
+    const int from = steps[i].in[0], to = steps[i].out;
+    const bool copies = steps[i].what == What::narrow && tiles::is_native(steps[i].type) && tiles::kind_of(steps[i].type) == steps[i].kind;
+    if (!copies || to >= kScratch || from < kScratch || made[from - kScratch] < 0) continue;
+    const int maker = made[from - kScratch];
+    bool possible = true;
+    bool overwritten = false;
+    for (int k = maker + 1; k < count; ++k) {
+      if (k == i || gone[k]) continue;
+      if (k < i && (reads(steps[k], to) || steps[k].out == to)) possible = false;
+      if (overwritten && reads(steps[k], from)) possible = false;
+      if (k > i && steps[k].out == to) overwritten = true;
+    }
+    if (!possible) continue;
+    steps[maker].out = to;
+    for (auto& step : steps) std::replace(step.in, step.in + 3, from, to);
+    gone[i] = true;
+  }
+  std::vector<TileStep> kept;
+  for (int i = 0; i < count; ++i) {
+    if (!gone[i]) kept.push_back(steps[i]);
+  }
+  steps = std::move(kept);
+}
+
 /// Gives scratch tiles their places: one that is not read any more is taken again.
 void GroupBuilder::State::place_scratch() {
   const int steps = static_cast<int>(group.steps.size());
@@ -369,6 +405,7 @@ TileGroup GroupBuilder::State::finish(std::vector<int>* internal) {
   group.elements = std::max<int64_t>(elements, 0);
   if (internal != nullptr) keep_inside(*internal);
   drop_unused();
+  write_where_it_goes();
   place_scratch();
   std::vector<bool> used(memories.size(), false);
   for (const auto& step : group.steps) {

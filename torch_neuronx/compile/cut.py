@@ -173,46 +173,51 @@ def _static_shape(node: Node) -> bool:
     return not any(free_unbacked_symbols(value) for value in values(node) if isinstance(value, torch.Tensor))
 
 
-def _moves(node: Node) -> bool:
-    """True for work on the CPU that nothing but its inputs orders."""
+def _is_host_work(node: Node) -> bool:
+    """True for work of PyTorch's own on CPU tensors alone: nothing but what touches CPU memory orders it."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
         return False
-    if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags or not _devices(node):
+    if torch.Tag.nondeterministic_seeded in target.tags or not _devices(node):
         return False
-    return all(device == "cpu" for source in node.all_input_nodes for device in _devices(source))
+    return all(device == "cpu" for one in (node, *node.all_input_nodes) for device in _devices(one))
 
 
-def _written(node: Node) -> Iterator[Node]:
-    """The nodes whose tensors ``node`` writes."""
-    if isinstance(node.target, torch._ops.OpOverload):
-        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
-            if argument.is_write and isinstance(value, Node):
-                yield value
+def _touches_host(node: Node) -> bool:
+    return any("cpu" in _devices(one) for one in (node, *node.all_input_nodes))
+
+
+def _even(level: int) -> int:
+    return level + level % 2
 
 
 def _levels(gm: GraphModule) -> tuple[dict[Node, int], Counter[str]]:
     levels: dict[Node, int] = {}
     reasons: Counter[str] = Counter()
-    written: set[Node] = set()
     now = 0  # level of the last node whose place is fixed
+    touched = written = 0  # level of the last node that touches CPU memory, and of the last one that writes CPU memory that was there before
     for node in gm.graph.nodes:
         needs = max((levels[source] for source in node.all_input_nodes), default=0)
         if node.op in ("placeholder", "get_attr", "output"):
             levels[node] = 0
-        elif _is_getitem(node) or (is_number(node) and not _reads_data(node)):
+            continue
+        if _is_getitem(node) or (is_number(node) and not _reads_data(node)):
             levels[node] = needs
+            continue
+        if _touches_host(node):
+            needs = max(needs, written)
+        reason = host_reason(node)
+        if reason is None:
+            levels[node] = now = max(now, needs) | 1
+        elif not _is_host_work(node):
+            reasons[reason] += 1
+            levels[node] = now = touched = written = _even(max(now, needs))
+        elif node.target._schema.is_mutable:  # type: ignore[union-attr]
+            levels[node] = written = _even(max(needs, touched))
         else:
-            reason = host_reason(node)
-            if reason is None:
-                levels[node] = now = max(now, needs) | 1
-            elif _moves(node) and not any(source in written for source in node.all_input_nodes):
-                levels[node] = needs + needs % 2
-            else:
-                reasons[reason] += 1
-                level = max(now, needs)
-                levels[node] = now = level + level % 2
-        written.update(_written(node))
+            levels[node] = _even(needs)
+        if _touches_host(node):
+            touched = max(touched, levels[node])
     return levels, reasons
 
 

@@ -138,6 +138,44 @@ void check_fits(const TileConstant& constant, bool integer, const Number& number
   }
 }
 
+// Note [Next tile]
+// A loop over tiles waits for memory in the steps that read it first and leaves it idle in the others. So each step asks for a share of the
+// next tile's cache lines, into L2 (L1 is full of this tile).
+class NextTile {
+ public:
+  static constexpr int64_t kLine = 64;
+
+  NextTile(const std::vector<int>& memories, const std::vector<TileMemory>& all, char* const* at, int64_t tile, size_t steps)
+      : memories_(memories), all_(all), at_(at), tile_(tile) {
+    for (int memory : memories) share_ += bytes(memory) / kLine + 1;
+    share_ = (share_ + static_cast<int64_t>(steps) - 1) / static_cast<int64_t>(steps);
+  }
+  void start() {
+    current_ = 0;
+    offset_ = 0;
+  }
+  void ask() {
+    for (int64_t left = share_; left > 0 && current_ < memories_.size();) {
+      const int memory = memories_[current_];
+      const int64_t size = bytes(memory), end = std::min(size, offset_ + left * kLine);
+      for (const char* next = at_[memory] + size; offset_ < end; offset_ += kLine, --left) __builtin_prefetch(next + offset_, 0, 2);
+      if (offset_ < size) return;
+      offset_ = 0;
+      ++current_;
+    }
+  }
+
+ private:
+  int64_t bytes(int memory) const { return tile_ * tiles::size_of(all_[memory].type); }
+
+  const std::vector<int>& memories_;
+  const std::vector<TileMemory>& all_;
+  char* const* at_;
+  const int64_t tile_;
+  int64_t share_ = 0, offset_ = 0;  // lines for each step; where the next one is
+  size_t current_ = 0;
+};
+
 }  // namespace
 
 TileLoop::TileLoop(TileGroup group) : group_(std::move(group)), library_(tiles::library()) {
@@ -154,6 +192,13 @@ TileLoop::TileLoop(TileGroup group) : group_(std::move(group)), library_(tiles::
     else if (made.function == nullptr)
       throw std::logic_error(std::string("no tile function for step ") + tiles::name_of(step.op));
     steps_.push_back(made);
+  }
+  if (steps_.size() < 2) return;  // the processor sees a single step coming
+  for (int memory = 0; memory < group_.first_scratch(); ++memory) {
+    const bool used = std::any_of(group_.steps.begin(), group_.steps.end(), [&](const TileStep& step) {
+      return step.out == memory || std::find(step.in, step.in + 3, memory) != step.in + 3;
+    });
+    if (used && group_.memories[memory].contiguous()) fetched_.push_back(memory);
   }
 }
 
@@ -214,9 +259,13 @@ void TileLoop::run_tiles(int64_t first, int64_t last) const {
   for (size_t i = 0; i < group_.scratch.size(); ++i) at[memories + i] = scratch + scratch_offsets_[i];
   for (int i = 0; i < memories; ++i) at[i] = bases_[i] + first * tiles::size_of(group_.memories[i].type);
   if (!group_.constants.empty()) fill_constants(at, std::min(group_.tile, last - first));
+  NextTile next(fetched_, group_.memories, at, group_.tile, steps_.size());
   for (int64_t begin = first; begin < last; begin += group_.tile) {
     const int64_t count = std::min(group_.tile, last - begin);
+    next.start();
+    const bool more = !fetched_.empty() && begin + count < last;
     for (const Step& step : steps_) {
+      if (more) next.ask();
       if (step.function != nullptr) {
         TileArgs args{at[step.out], {nullptr, nullptr, nullptr}, count, step.numbers};
         for (int k = 0; k < 3; ++k) args.in[k] = step.in[k] < 0 ? nullptr : at[step.in[k]];

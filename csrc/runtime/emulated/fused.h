@@ -41,6 +41,7 @@ class TileLoop {
   const TileGroup group_;
   const tiles::Library& library_;
   std::vector<Step> steps_;
+  std::vector<int> fetched_;  ///< memories that steps use where they lie; see Note [Next tile] in fused.cpp
   std::vector<int64_t> scratch_offsets_;
   int64_t scratch_bytes_ = 0;
   // Of the launch at hand.
