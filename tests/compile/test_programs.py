@@ -63,6 +63,17 @@ def counts(x, steps):
     return x * steps
 
 
+def updates_in_turn(x, m, v, steps):
+    """Results that go to memory whose old value is still wanted, or is wanted no more."""
+    old = m * 2
+    m.copy_(v + x.detach())
+    v.copy_(old + m)
+    steps.add_(v.shape[0])
+    m.sub_(old).mul_(steps)
+    v.copy_(m)
+    return x * v + old
+
+
 def loop(x):
     return while_loop(
         lambda i, y: i < 4, lambda i, y: (i + 1, y * 1.5 + i), (torch.zeros((), dtype=torch.int64, device=DEVICE), x.detach())
@@ -90,7 +101,8 @@ CASES = {
     "view results": Case(lambda x: (x.t(), x[1:], x * 2)),
     "results that are inputs, numbers and None": Case(lambda x: (x, x.shape[0], None, 3.5, x + 1), dynamic=True),
     "writes inputs": Case(writes_inputs, lambda: (on_device(4, 6), on_device(6, 4))),
-    "writes a CPU scalar": Case(counts, lambda: (torch.tensor(1.0),), cuts=1),
+    "writes a CPU scalar": Case(counts, lambda: (torch.tensor(1.0),)),
+    "updates in both orders": Case(updates_in_turn, lambda: (on_device(4, 6), on_device(4, 6), torch.tensor(3.0))),
     "random numbers": Case(lambda x: x + torch.rand_like(x) + torch.randn(6, device=DEVICE) * F.dropout(x, 0.3)),
     "checkpoint": Case(lambda x: checkpoint(lambda y: y.sin().exp() * y, x, use_reentrant=False)),
     "checkpoint with dropout": Case(dropout_checkpointed, cuts=2),

@@ -72,6 +72,31 @@ def test_whole_step_with_graph_breaks():
     assert torch.equal(torch.compile(step, backend="neuron")(model, x, y), expected)
 
 
+@pytest.mark.parametrize("options", [{"foreach": True}, {"foreach": True, "amsgrad": True}], ids=str)
+def test_compiled_optimizer_is_one_program(options):
+    """Step counts lie on the CPU: what happens to them does not cut the update of the parameters.
+
+    PyTorch's optimizers take another path for step counts when they are compiled, so PyTorch's own "aot_eager" is what ours has to equal.
+    """
+    outcomes = []
+    for backend in ("aot_eager", "neuron"):
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        parameters = [nn.Parameter(torch.randn(shape).to(DEVICE)) for shape in ((40, 30), (7,), (1,))]
+        optimizer = torch.optim.AdamW(parameters, lr=1e-2, **options)
+        step = torch.compile(optimizer.step, backend=backend)
+        for _ in range(3):
+            for p in parameters:
+                p.grad = torch.randn(p.shape).to(DEVICE)
+            with torch.neuron.explain() as report:
+                step()
+        outcomes.append([value for p in parameters for value in (p.detach(), *optimizer.state[p].values())])
+    for actual, expected in zip(*outcomes, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    counted = report.as_dict()
+    assert (report.recompiles, counted["compiled"]["launches"]) == (0, 1)
+
+
 def test_random_state_in_compiled_code():
     """What Dynamo meets of torch.neuron is called, not traced: CPU code that keeps the random state must compile, too."""
 

@@ -174,13 +174,13 @@ def _static_shape(node: Node) -> bool:
 
 
 def _is_host_work(node: Node) -> bool:
-    """True for work of PyTorch's own on CPU tensors alone: nothing but what touches CPU memory orders it."""
+    """True for work of PyTorch's own that reads nothing but CPU tensors: only what touches CPU memory orders it."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
         return False
     if torch.Tag.nondeterministic_seeded in target.tags or not _devices(node):
         return False
-    return all(device == "cpu" for one in (node, *node.all_input_nodes) for device in _devices(one))
+    return all(device == "cpu" for source in node.all_input_nodes for device in _devices(source))
 
 
 def _touches_host(node: Node) -> bool:
@@ -195,7 +195,9 @@ def _levels(gm: GraphModule) -> tuple[dict[Node, int], Counter[str]]:
     levels: dict[Node, int] = {}
     reasons: Counter[str] = Counter()
     now = 0  # level of the last node whose place is fixed
-    touched = written = 0  # level of the last node that touches CPU memory, and of the last one that writes CPU memory that was there before
+    touched = written = (
+        0  # level of the last node that touches CPU memory, and of the last one that writes CPU memory that was there before
+    )
     for node in gm.graph.nodes:
         needs = max((levels[source] for source in node.all_input_nodes), default=0)
         if node.op in ("placeholder", "get_attr", "output"):
@@ -211,8 +213,8 @@ def _levels(gm: GraphModule) -> tuple[dict[Node, int], Counter[str]]:
             levels[node] = now = max(now, needs) | 1
         elif not _is_host_work(node):
             reasons[reason] += 1
-            levels[node] = now = touched = written = _even(max(now, needs))
-        elif node.target._schema.is_mutable:  # type: ignore[union-attr]
+            levels[node] = now = touched = written = _even(max(now, needs, touched, written))
+        elif node.target._schema.is_mutable:
             levels[node] = written = _even(max(needs, touched))
         else:
             levels[node] = _even(needs)

@@ -259,7 +259,7 @@ void TileLoop::run_tiles(int64_t first, int64_t last) const {
   for (size_t i = 0; i < group_.scratch.size(); ++i) at[memories + i] = scratch + scratch_offsets_[i];
   for (int i = 0; i < memories; ++i) at[i] = bases_[i] + first * tiles::size_of(group_.memories[i].type);
   if (!group_.constants.empty()) fill_constants(at, std::min(group_.tile, last - first));
-  NextTile next(fetched_, group_.memories, at, group_.tile, steps_.size());
+  NextTile next(fetched_, group_.memories, at, group_.tile, std::max<size_t>(1, steps_.size()));
   for (int64_t begin = first; begin < last; begin += group_.tile) {
     const int64_t count = std::min(group_.tile, last - begin);
     next.start();
