@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 
 from tests.test_programs import outcome, program
+from tests.threads import on_threads
 from torch_neuronx import _C
 
 DEVICE = "neuron"
@@ -203,12 +203,8 @@ def test_threads_on_one_stream() -> None:
             if y.tolist() != [2.0 * (k + n)] * 16:
                 failures.append(f"{k} {n}")
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(120)
-    assert not failures and not any(t.is_alive() for t in threads)
+    on_threads(work)
+    assert not failures
 
 
 def test_an_error_in_a_window_surfaces_once_and_names_the_call() -> None:

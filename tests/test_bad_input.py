@@ -156,7 +156,7 @@ def test_index_out_of_range_from_data():
     [
         ("cut", RuntimeError, "archive"),
         ("flip", pickle.UnpicklingError, "weights_only"),
-        ("empty", EOFError, ""),
+        ("empty", EOFError, None),  # PyTorch gives it no words
         ("text", pickle.UnpicklingError, "weights_only"),
     ],
 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from tests.threads import on_threads
 
 DEVICE = "neuron"
 Tensors = list[torch.Tensor]
@@ -130,9 +131,5 @@ def test_programs_on_four_threads_and_streams() -> None:
                 if outcome(programs[k], DEVICE) != expected[k]:
                     failures.append(f"thread {k}")
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(120)
-    assert not failures and not any(t.is_alive() for t in threads)
+    on_threads(work)
+    assert not failures

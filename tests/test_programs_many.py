@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.test_programs import STEPS, Tensors, program
+from tests.threads import on_threads
 from torch_neuronx import _C
 
 DEVICE = "neuron"
@@ -491,12 +491,8 @@ def test_from_several_threads() -> None:
                 if not all(same(a, b) for a, b in zip(graph([x, y]), fn(x, y), strict=True)):
                     failures.append(f"{k} {n}")
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(120)
-    assert not failures and not any(t.is_alive() for t in threads)
+    on_threads(work)
+    assert not failures
     assert graph.stats()["programs"] == 3
 
 

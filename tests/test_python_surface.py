@@ -20,6 +20,8 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils import checkpoint
 
+from tests.threads import on_threads
+
 DEVICE = "neuron"
 
 
@@ -194,20 +196,14 @@ def test_inference_mode() -> None:
 
 
 def test_backward_in_threads() -> None:
-    """Two host threads share parameters; gradients accumulate."""
-    import threading
-
+    """Three host threads share parameters; gradients accumulate."""
     weight = torch.ones(4, device=DEVICE, requires_grad=True)
 
-    def work() -> None:
+    def work(_: int) -> None:
         for _ in range(5):
             (weight * 2).sum().backward()
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    on_threads(work, 3)
     assert weight.grad is not None and weight.grad.tolist() == [30] * 4
 
 

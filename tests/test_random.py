@@ -1,6 +1,5 @@
 """Random ops: the words of Philox as Note [Random stream] in csrc/aten/philox.h defines them, distributions, seeds and generators."""
 
-import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -8,6 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy import stats
+
+from tests.threads import on_threads
 
 DEVICE = "neuron"
 SEED = 2**40 + 12345
@@ -256,15 +257,11 @@ def test_threads_share_a_generator_without_sharing_words() -> None:
     generator = seeded()
     drawn: list[torch.Tensor] = []
 
-    def work() -> None:
+    def work(_: int) -> None:
         for _ in range(50):
             drawn.append(torch.randint(-(2**62), 2**62, (64,), device=DEVICE, generator=generator))
 
-    workers = [threading.Thread(target=work) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    on_threads(work)
     values = torch.cat(drawn).cpu()
     assert values.unique().numel() == values.numel() == 4 * 50 * 64
     assert generator.get_offset() == 4 * 50 * 128

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
-import threading
 import time
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+
+from tests.threads import on_threads
 
 DEVICE = "neuron"
 
@@ -60,17 +61,9 @@ def test_four_threads_on_four_streams(seconds: int) -> None:
     streams = [torch.neuron.Stream(priority=-(k % 2)) for k in range(4)]
 
     def work(seed: int) -> None:
-        try:
-            steps[seed] = train_a_little(seed, streams[seed], until, shared, problems)
-        except Exception as error:  # a thread's exception would be printed and forgotten
-            problems.append(f"thread {seed}: {error!r}")
+        steps[seed] = train_a_little(seed, streams[seed], until, shared, problems)
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(seconds + 60)
-    assert not any(thread.is_alive() for thread in threads)
+    on_threads(work, seconds=seconds + 60)
     assert problems == []
     assert min(steps) > 0
     del value, event

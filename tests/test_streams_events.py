@@ -6,6 +6,8 @@ import time
 import pytest
 import torch
 
+from tests.threads import on_threads
+
 neuron = torch.neuron
 
 
@@ -196,26 +198,16 @@ def test_streams_are_per_thread():
 
 
 def test_four_threads_on_four_streams():
-    failures = []
 
     def work(seed):
-        try:
-            with neuron.stream(neuron.Stream()):
-                x = torch.full((64, 64), float(seed), device="neuron")
-                for _ in range(50):
-                    x = x + 1
-                    x = x * 1
-                if not torch.equal(x.cpu(), torch.full((64, 64), seed + 50.0)):
-                    failures.append(seed)
-        except Exception as error:
-            failures.append(error)
+        with neuron.stream(neuron.Stream()):
+            x = torch.full((64, 64), float(seed), device="neuron")
+            for _ in range(50):
+                x = x + 1
+                x = x * 1
+            assert torch.equal(x.cpu(), torch.full((64, 64), seed + 50.0))
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    on_threads(work)
 
 
 def test_backward_runs_on_the_stream_of_the_forward():

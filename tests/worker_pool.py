@@ -3,7 +3,7 @@
 import importlib
 import multiprocessing
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -22,14 +22,15 @@ def _serve(connection: Connection, check: str, threads: int) -> None:
         connection.send(function(*job).as_dict())
 
 
-class _Worker:
-    def __init__(self, check: str, threads: int) -> None:
+class Worker:
+    """A process that runs ``body(connection, *args)``."""
+
+    def __init__(self, body: Callable[..., None], *args: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, check, threads), daemon=True)
+        self.process = context.Process(target=body, args=(theirs, *args), daemon=True)
         self.process.start()
         theirs.close()
-        self.job: Job | None = None
         self.ready = False
 
     def stop(self) -> None:
@@ -38,6 +39,21 @@ class _Worker:
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
+
+    def receive(self) -> Any:
+        """What it sent; ("timeout" | "crash", why) when it has sent nothing, which ends it, or has died."""
+        if not self.connection.poll():
+            self.process.kill()
+            return ("timeout", "no answer within the time limit")
+        try:
+            return self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            self.process.join(timeout=5)
+            return ("crash", f"exit code {self.process.exitcode}")
+
+
+class _Checker(Worker):
+    job: Job | None = None
 
 
 def _lost(job: Job, status: str, detail: str) -> dict[str, Any]:
@@ -59,11 +75,11 @@ def run_all(
     os.environ.setdefault("TORCH_NEURONX_FALLBACK", "error")
     pending = list(jobs)[::-1]
     threads = max(1, (os.cpu_count() or 1) // workers)
-    running = [_Worker(check, threads) for _ in range(min(workers, len(pending)))]
+    running = [_Checker(_serve, check, threads) for _ in range(min(workers, len(pending)))]
     try:
         while running:
             for worker in _answering(running, limit):
-                message = _receive(worker)
+                message = worker.receive()
                 if isinstance(message, tuple) and not worker.ready:
                     raise RuntimeError("a worker died at start: run `python -c 'import torch, torch.neuron'` to see why")
                 worker.ready = True
@@ -74,7 +90,7 @@ def run_all(
                     worker.stop()
                     running.remove(worker)
                     if pending:
-                        running.append(_Worker(check, threads))
+                        running.append(_Checker(_serve, check, threads))
                 elif pending:
                     worker.job = pending.pop()
                     worker.connection.send(worker.job)
@@ -87,19 +103,7 @@ def run_all(
             worker.process.kill()
 
 
-def _answering(running: list[_Worker], limit: float) -> list[_Worker]:
+def _answering(running: list[_Checker], limit: float) -> list[_Checker]:
     """Workers that have something to say; when none has within ``limit`` seconds, all that are busy are taken for hanging."""
     ready = wait([worker.connection for worker in running], timeout=limit)
     return [worker for worker in running if worker.connection in ready] or list(running)
-
-
-def _receive(worker: _Worker) -> Any:
-    """A result, "ready", or ("crash" | "timeout", why)."""
-    if not worker.connection.poll():
-        worker.process.kill()
-        return ("timeout", "no answer within the time limit")
-    try:
-        return worker.connection.recv()
-    except (EOFError, ConnectionResetError):
-        worker.process.join(timeout=5)
-        return ("crash", f"exit code {worker.process.exitcode}")

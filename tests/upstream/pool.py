@@ -1,6 +1,5 @@
 """Worker processes for the tests: a crash or a hang costs one test, not the run."""
 
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -10,6 +9,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any
+
+from tests.worker_pool import Worker
 
 from .framework import DEVICES, Outcome, Test
 
@@ -61,14 +62,9 @@ def _environment() -> dict[str, str]:
     return dict(os.environ)
 
 
-class _Worker:
+class _Worker(Worker):
     def __init__(self, threads: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_main, args=(theirs, threads), daemon=True)
-        self.process.start()
-        theirs.close()
-        self.ready = False
+        super().__init__(_main, threads)
         self.test: Test | None = None
         self.outcomes: dict[str, Outcome] = {}
         self.deadline = time.monotonic() + START_LIMIT
@@ -78,23 +74,10 @@ class _Worker:
         self.deadline = time.monotonic() + limit
         self.connection.send(test)
 
-    def stop(self) -> None:
-        self.connection.close()
-        self.process.join(timeout=5)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
-
     def receive(self) -> Outcome | str:
         """An Outcome or "ready"; of a dead or late worker, the Outcome that says so."""
-        if not self.connection.poll():
-            self.process.kill()
-            return Outcome("timeout", "no answer within the time limit")
-        try:
-            return self.connection.recv()
-        except (EOFError, ConnectionResetError):
-            self.process.join(timeout=5)
-            return Outcome("crash", f"exit code {self.process.exitcode}")
+        message = super().receive()
+        return Outcome(*message) if isinstance(message, tuple) else message
 
 
 def run_all(tests: Iterable[Test], workers: int = 2, limit: float = 90) -> Iterator[tuple[Test, dict[str, Outcome]]]:
