@@ -72,3 +72,25 @@ def same(got: np.ndarray, expected: Any, rtol: float = 1e-6, atol: float = 1e-6)
     np.testing.assert_allclose(
         got.astype(np.float64), np.asarray(expected).astype(np.float64), rtol=max(rtol, loose), atol=atol, equal_nan=True
     )
+
+
+# The operators of two operands, in NumPy.
+BINARY = {
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "divide": np.divide,
+    "equal": np.equal,
+    "not_equal": np.not_equal,
+    "less": np.less,
+    "less_equal": np.less_equal,
+    "greater": np.greater,
+    "greater_equal": np.greater_equal,
+    "logical_and": np.logical_and,
+    "logical_or": np.logical_or,
+    "logical_xor": np.logical_xor,
+    "abs_max": lambda a, b: np.where(np.abs(a) > np.abs(b), a, b),
+    "abs_min": lambda a, b: np.where(np.abs(a) < np.abs(b), a, b),
+}

@@ -8,13 +8,12 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 import pytest
-from nki.collectives import ReplicaGroup
 
 from torch_neuronx.nki.errors import NkiValidationError
 
 HERE = str(Path(__file__))
-X = np.zeros((128, 512), np.float32)
 Refused = NkiValidationError
+X = np.zeros((128, 512), np.float32)
 
 
 def tile(shape, dtype=nl.float32, buffer=nl.sbuf, value=0, **more):
@@ -589,142 +588,3 @@ def test_refused(body, rule, target, error, monkeypatch):
 
 def test_there_are_enough_kinds():
     assert len(CASES) >= 80
-
-
-# What only a whole kernel shows.
-
-
-def refuses(kernel, *args, match, error=Refused, target="trn2"):
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(error, match=match):
-        patch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", target)
-        kernel(*args)
-
-
-def test_returned_tensors_are_shared():
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.hbm)
-        nisa.dma_copy(out, x)
-        return out
-
-    refuses(kernel, X, match=r"which is in private_hbm; returned tensors must be in nl.shared_hbm")
-
-
-def test_outputs_are_written():
-    @nki.jit
-    def kernel(x):
-        return nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-
-    refuses(kernel, X, match="was never written")
-
-
-def test_float64_arguments():
-    @nki.jit
-    def kernel(x):
-        return x
-
-    refuses(kernel, X.astype(np.float64), match="Unsupported dtype 'float64'. Convert it to float32", error=ValueError)
-
-
-def test_grid_of_three_cores():
-    @nki.jit
-    def kernel(x):
-        return x
-
-    refuses(lambda x: kernel[3](x), X, match="1 or 2 physical cores")
-
-
-@nki.jit
-def racing(x, with_barrier=False):
-    out = nl.ndarray((2, 128, 8), nl.float32, buffer=nl.shared_hbm)
-    me = nl.program_id(0)
-    mine = nl.load(x[:, 0:8])
-    nl.store(out[me], mine)
-    if with_barrier:
-        nisa.core_barrier(out, (0, 1))
-    other = nl.load(out[1 - me])
-    nisa.tensor_tensor(other, other, mine, nl.add)
-    result = nl.ndarray((2, 128, 8), nl.float32, buffer=nl.shared_hbm)
-    nl.store(result[me], other)
-    return result
-
-
-def test_race_between_cores():
-    refuses(racing[2], X, match="race between cores: core 1 reads .* which core 0 writes")
-    x = np.random.rand(128, 512).astype(np.float32)
-    np.testing.assert_allclose(racing[2](x, True)[1], 2 * x[:, :8])
-
-
-def test_cores_that_synchronise_differently():
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray((1, 1), nl.float32, buffer=nl.shared_hbm)
-        if nl.program_id(0) == 0:
-            nisa.core_barrier(out, (0, 1))
-            nl.store(out, tile((1, 1)))
-        return out
-
-    refuses(kernel[2], X, match="synchronise a different number of times")
-
-
-@nki.jit
-def gathers(x, rows, skip=False):
-    out = nl.ndarray((128, 512), nl.float32, buffer=nl.shared_hbm)
-    index, data = nl.load(rows), tile((128, 512), value=7)
-    mode = nisa.oob_mode.skip if skip else nisa.oob_mode.error
-    nisa.dma_copy(data, x.ap([[512, 128], [1, 512]], vector_offset=index), oob_mode=mode)
-    nl.store(out, data)
-    return out
-
-
-def test_row_indices_out_of_range():
-    rows = np.arange(128, dtype=np.int32)[:, None]
-    rows[5] = 128
-    refuses(gathers, X, rows, match="Out-of-bound access: .* row index 128 of 128 rows")
-    assert (gathers(X, rows, skip=True)[5] == 7).all()
-
-
-def test_rows_that_add_to_one_address():
-    @nki.jit
-    def kernel(x, rows):
-        index, data = nl.load(rows), tile((128, 512), value=1)
-        place = x.ap([[512, 128], [1, 512]], vector_offset=index)
-        nisa.dma_compute(place, [place, data], nl.add)
-
-    refuses(kernel, X.copy(), np.zeros((128, 1), np.int32), match="the sums would race")
-
-
-def test_dynamic_offset_out_of_range():
-    @nki.jit
-    def kernel(x, start):
-        out = nl.ndarray((64, 512), nl.float32, buffer=nl.shared_hbm)
-        data = empty((64, 512))
-        nisa.dma_copy(data, x.ap([[512, 64], [1, 512]], scalar_offset=nl.load(start)))
-        nl.store(out, data)
-        return out
-
-    refuses(kernel, X, np.array([[65]], np.int32), match="Out-of-bound access: .* dynamic offset 65")
-    assert kernel(X, np.array([[64]], np.int32)).shape == (64, 512)
-
-
-def test_overlapping_rank_lists():
-    with pytest.raises(ValueError, match="must not overlap"):
-        ReplicaGroup([[0, 1], [1, 2]])
-
-
-def test_instructions_outside_kernels():
-    with pytest.raises(Refused, match="was called outside a kernel"):
-        nl.ndarray((128, 8), nl.float32)
-
-
-def test_warnings_instead(monkeypatch):
-    monkeypatch.setenv("TORCH_NEURONX_NKI_CHECKS", "warn")
-
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray((128, 8), nl.float32, buffer=nl.shared_hbm)
-        nl.store(out, empty((128, 8)))
-        return out
-
-    with pytest.warns(nki.NkiWarning, match="uninitialised"):
-        assert np.isnan(kernel(X)).all()

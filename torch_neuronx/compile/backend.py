@@ -16,7 +16,7 @@ from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompil
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.output_code import OutputCode
 
-from torch_neuronx.compile import foreign, in_place, random_state
+from torch_neuronx.compile import foreign, in_place, random_state, rewrites
 from torch_neuronx.compile.code import CompiledCode
 from torch_neuronx.compile.options import Settings
 
@@ -26,6 +26,7 @@ def compile_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], setti
 
     def compiler(direction: str) -> SerializableAOTDispatchCompiler:
         def one_direction(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> OutputCode:
+            rewrites.apply(graph)
             foreign.check(graph, settings)
             random_state.replace(graph)
             in_place.restore(graph)
@@ -50,7 +51,7 @@ def compile_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], setti
 
 def _cache_key_tag(settings: Settings) -> str:
     """What decides about the compiled code besides the graph: the user's own tag, the options, and the code of this package."""
-    return "|".join((compiler_config.cache_key_tag, repr(settings), str(foreign.is_allowed(settings)), _own_code()))
+    return "|".join((compiler_config.cache_key_tag, repr(settings), str(foreign.is_allowed(settings)), _own_code(), rewrites.tag()))
 
 
 @functools.cache

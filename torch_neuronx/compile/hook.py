@@ -54,6 +54,14 @@ def install() -> None:
         sys.meta_path.insert(0, _Finder(waiting))
 
 
+def after_import(module: str, callback: Callable[[], None]) -> None:
+    """Calls back now if ``module`` is imported already, else when it will be."""
+    if module in sys.modules:
+        callback()
+    else:
+        sys.meta_path.insert(0, _Finder({module: callback}))
+
+
 class _Finder(MetaPathFinder):
     def __init__(self, waiting: dict[str, Callable[[], None]]):
         self._waiting = waiting

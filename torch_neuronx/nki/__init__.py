@@ -17,11 +17,14 @@ cpu_simulate = simulate
 dtype = str  # the type of a dtype, for annotations
 
 
+_WHEN_USED = {"benchmark": ("profiler", "benchmark"), "profile": ("profiler", "profile_decorator"), "replace": ("replacement", "replace")}
+
+
 def __getattr__(name: str) -> Any:
-    """The decorators that model a kernel's time are loaded when they are used."""
-    decorators = {"benchmark": "benchmark", "profile": "profile_decorator"}
-    if name in decorators:
-        return getattr(importlib.import_module("torch_neuronx.nki.profiler"), decorators[name])
+    """What needs modules that kernels do not need is loaded when it is used."""
+    if name in _WHEN_USED:
+        module, attribute = _WHEN_USED[name]
+        return getattr(importlib.import_module(f"torch_neuronx.nki.{module}"), attribute)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -87,12 +87,10 @@ def argument(value: Any) -> Argument:
     return Argument(value, tensor, True)
 
 
-def like_argument(flat: torch.Tensor, kind: DType, shape: tuple[int, ...], as_numpy: bool) -> Any:
-    """An output from its flat bytes: NumPy, or PyTorch (packed types and Trainium's e4m3 as integers of their size)."""
-    typed = flat.view(kind.storage).reshape(shape)
-    if as_numpy:
-        return to_numpy(typed, kind)
-    return typed.view(public_dtype(kind)) if kind.kind != "bool" else typed != 0
+def to_tensor(flat: torch.Tensor, kind: DType, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor for callers from flat bytes (packed types and Trainium's e4m3 are integers of their size)."""
+    stored = flat.view(kind.storage).reshape(shape)
+    return stored.view(public_dtype(kind)) if kind.kind != "bool" else stored != 0
 
 
 def public_dtype(kind: DType) -> torch.dtype:

@@ -81,6 +81,12 @@ class Instruction:
         shapes = ", ".join(f"{name}={value}" for name, value in self.operands.items() if value is not None)
         return f"[{self.index}] {self.engine.name}.{self.opcode}({shapes})"
 
+    def accesses(self, *names: str) -> list[AccessPattern]:
+        """The operands of these names, which are tiles or HBM tensors, not numbers."""
+        found = [self.operands[name] for name in names]
+        assert all(isinstance(operand, AccessPattern) for operand in found)
+        return found  # type: ignore[return-value]
+
     def depends_on(self, *producers: Instruction) -> Instruction:
         """Makes this instruction wait for ``producers`` (instructions of the same loop nesting); returns itself."""
         for producer in producers:

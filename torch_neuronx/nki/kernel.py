@@ -13,11 +13,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils import _pytree
 
 from torch_neuronx.nki import arrays, check, liveness, races, torch_op, trace
 from torch_neuronx.nki.dtypes import DType
 from torch_neuronx.nki.errors import NkiValidationError
+from torch_neuronx.nki.host import plain_torch
 from torch_neuronx.nki.memory import Buffer, MemoryRegion
 from torch_neuronx.nki.simulator import Simulator, run_together
 from torch_neuronx.nki.target import Target, current_target, target
@@ -28,7 +31,7 @@ _IGNORED = {"mode", "debug_kernel", "show_compiler_tb", "experimental_flags", "k
 
 
 @dataclasses.dataclass(frozen=True)
-class _Spec:
+class Spec:
     """An array argument in a cache key, and while tracing."""
 
     shape: tuple[int, ...]
@@ -40,6 +43,18 @@ class _Leaf:
     """An array's place in a structure of arguments, or an output's in what the kernel returns."""
 
     index: int
+
+
+@dataclasses.dataclass
+class Compiled:
+    """A traced kernel, and its Simulator once it has run."""
+
+    traced: TracedKernel
+
+    @functools.cached_property
+    def simulator(self) -> Simulator:
+        with plain_torch():
+            return Simulator(self.traced)
 
 
 class Kernel:
@@ -57,21 +72,23 @@ class Kernel:
         self.func = function
         self.grid = grid
         self.schedule = dict(schedule or {})
-        self._cache: dict[Any, tuple[TracedKernel, Simulator]] = {}
+        self._cache: dict[Any, Compiled] = {}
+        self._grids: dict[tuple[int, ...], Kernel] = {}
+        self.sites: dict[Any, torch_op.Site] = {}
         self._lock = threading.RLock()
         functools.update_wrapper(self, function)
         self.__signature__ = inspect.signature(function)
 
-    def __getitem__(self, grid: Any) -> Kernel:
+    def __getitem__(self, grid: Any) -> Any:
         """The kernel launched on a grid: the number of physical cores, 1 or 2."""
-        sizes = grid if isinstance(grid, tuple) else (grid,)
-        sizes = tuple(_grid_size(size) for size in sizes)
+        if torch.compiler.is_dynamo_compiling():
+            return torch_op.InGraph(self, grid)
+        sizes = tuple(_grid_size(size) for size in (grid if isinstance(grid, tuple) else (grid,)))
         if not self.is_beta1 and (len(sizes) != 1 or sizes[0] not in (1, 2)):
             raise NkiValidationError(f"{self.__name__}[{grid}]: a launch has 1 or 2 physical cores (the LNC degree)")
-        known = self.__dict__.setdefault("_grids", {})
-        if sizes not in known:
-            known[sizes] = type(self)(self.func, sizes, self.schedule)
-        return known[sizes]
+        if sizes not in self._grids:
+            self._grids[sizes] = type(self)(self.func, sizes, self.schedule)
+        return self._grids[sizes]
 
     def with_schedule(self, edges: Sequence[tuple[str, Any]]) -> Kernel:
         """The kernel with edges ``(consumer, producer)`` or ``(consumer, [producers])`` between named instructions."""
@@ -85,6 +102,8 @@ class Kernel:
         return math.prod(self.grid) if self.grid else 1
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return torch_op.InGraph(self)(*args, **kwargs)
         if trace.active() is not None:
             return self.func(*args, **kwargs)
         return self.launch(args, kwargs)
@@ -101,16 +120,16 @@ class Kernel:
         Args:
             target: trn1, trn2 or trn3; None follows the environment.
         """
-        leaves, structure, bound = self._flatten(args, kwargs)
-        return self._traced(leaves, structure, bound, _target(target))[0]
+        leaves, structure = self.flatten(args, kwargs)
+        return self.compiled(specs_of(leaves), structure, _target(target)).traced
 
     def profile(self, *args: Any, target: str | None = None, **kwargs: Any) -> Any:
         """The modelled schedule of the kernel for these arguments; see ``torch_neuronx.nki.profiler``."""
         profiler = importlib.import_module("torch_neuronx.nki.profiler")
         return profiler.profile(self.trace(*args, target=target, **kwargs))
 
-    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any, inspect.BoundArguments]:
-        """``(arrays, the arguments with _Leaf in their place, the same bound to names)``."""
+    def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """``(arrays, the arguments by name with _Leaf in place of arrays)``. Symbolic numbers become their values."""
         bound = inspect.Signature.bind(self.__signature__, *args, **_plain_names(kwargs))
         bound.apply_defaults()
         leaves: list[Any] = []
@@ -128,59 +147,92 @@ class Kernel:
                 return type(value)(walk(v) for v in value)
             if isinstance(value, dict):
                 return {k: walk(v) for k, v in value.items()}
-            return value
+            return _SYMBOLIC[type(value)](value) if type(value) in _SYMBOLIC else value
 
-        structure = {name: walk(value) for name, value in bound.arguments.items()}
-        return leaves, structure, bound
+        return leaves, {name: walk(value) for name, value in bound.arguments.items()}
 
-    def _traced(self, leaves: list[Any], structure: Any, bound: inspect.BoundArguments, on: Target) -> tuple[TracedKernel, Simulator]:
-        specs = tuple(_Spec(tuple(int(n) for n in leaf.shape), arrays.dtype_of(leaf)) for leaf in leaves)
-        key = (specs, _frozen(structure), on.name, check.mode(), _settings())
+    def compiled(self, specs: tuple[Spec, ...], structure: dict[str, Any], on: Target) -> Compiled:
+        """The kernel for these arrays and other arguments; from the cache when known."""
+        key = (specs, frozen(structure), on.name, check.mode(), _settings())
         with self._lock:
             if key not in self._cache:
-                traced = trace_kernel(self, specs, structure, bound, on)
-                self._cache[key] = traced, Simulator(traced)
+                with plain_torch():
+                    self._cache[key] = Compiled(trace_kernel(self, specs, structure, on))
             return self._cache[key]
 
     # Running.
 
     def launch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs on the emulated NeuronCore, on the memory of the arguments; gives arrays of their kind."""
-        leaves, structure, bound = self._flatten(args, kwargs)
-        traced, simulator = self._traced(leaves, structure, bound, current_target())
-        if any(torch_op.is_fake(leaf) for leaf in leaves):
-            return torch_op.fake_launch(traced, leaves)
-        devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}
-        if any(device.type == "neuron" for device in devices):
-            return torch_op.launch(traced, simulator, leaves)
-        if any(device.type not in ("cpu", "neuron") for device in devices):
-            raise ValueError(f"{self.__name__}: tensors must be on neuron or cpu, got {', '.join(map(str, devices))}")
-        return self.run_on_host(traced, simulator, leaves)
+        leaves, structure = self.flatten(args, kwargs)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if tensors and len(tensors) == len(leaves):
+            return torch_op.call(self, leaves, structure)
+        compiled = self.compiled(specs_of(leaves), structure, current_target())
+        flat = torch_op.execute(compiled, leaves)
+        return _given_back(compiled.traced, flat, leaves)
 
-    def run_on_host(self, traced: TracedKernel, simulator: Simulator, leaves: list[Any]) -> Any:
-        memory = [arrays.argument(leaf) for leaf in leaves]
-        with simulator.lock:
-            flat = simulator.run([m.memory for m in memory])
-        for index in traced.written_inputs:
-            memory[index].copy_back()
-        as_numpy = not any(isinstance(leaf, torch.Tensor) for leaf in leaves)
-        return assemble(traced, simulator, flat, leaves, as_numpy)
+    def __eq__(self, other: object) -> bool:  # said explicitly: torch.compile guards on it
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __init_subclass__(cls) -> None:
+        _pytree.register_constant(cls)
 
     def __repr__(self) -> str:
         return f"<nki kernel {self.__name__}{list(self.grid) if self.grid else ''}>"
 
 
-def assemble(traced: TracedKernel, simulator: Simulator, flat: Sequence[torch.Tensor], leaves: list[Any], as_numpy: bool) -> Any:
-    """What the kernel returned, with arrays in place of its tensors; a returned parameter is the caller's own array."""
-    by_buffer = dict(zip(simulator.outputs, flat, strict=True))
+_pytree.register_constant(Kernel)  # in compiled code it is an argument of torch_op.in_graph
+_SYMBOLIC: dict[type, Callable[[Any], Any]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+
+
+def specs_of(leaves: Sequence[Any]) -> tuple[Spec, ...]:
+    return tuple(Spec(tuple(int(n) for n in leaf.shape), arrays.dtype_of(leaf)) for leaf in leaves)
+
+
+def assemble(traced: TracedKernel, values: Sequence[Any], leaves: list[Any], show: Callable[[Any, NkiTensor], Any]) -> Any:
+    """What the kernel returned, with arrays in place of its tensors; a returned parameter is the caller's own array.
+
+    Args:
+        values: one for each of ``traced.output_buffers``.
+        show: makes the array for a returned view of one of them.
+    """
+    by_buffer = dict(zip(traced.output_buffers, values, strict=True))
 
     def build(view: NkiTensor) -> Any:
-        if view.storage.input_index >= 0:
-            return leaves[view.storage.input_index]
-        whole = arrays.like_argument(by_buffer[view.storage], view._dtype, _whole_shape(view), as_numpy)
-        return whole if _is_whole(view) else _viewed(whole, view, as_numpy)
+        index = view.storage.input_index
+        return leaves[index] if index >= 0 else show(by_buffer[view.storage], view)
 
     return rebuild(traced.result, [build(view) for view in traced.outputs])
+
+
+def show_array(flat: torch.Tensor, view: NkiTensor) -> Any:
+    """A NumPy array from a buffer's bytes."""
+    whole = arrays.to_numpy(flat.view(view._dtype.storage), view._dtype)
+    if is_whole(view):
+        return whole.reshape(view.shape)
+    strides = [stride * whole.itemsize for stride in view.strides]
+    return np.lib.stride_tricks.as_strided(whole[view.offset :], view.shape, strides).copy()
+
+
+def show_tensor(whole: torch.Tensor, view: NkiTensor) -> torch.Tensor:
+    """A tensor from a buffer's tensor."""
+    dtype = arrays.public_dtype(view._dtype)
+    if is_whole(view) and whole.dtype == dtype:
+        return whole if view.shape == view.storage.shape else whole.reshape(view.shape)
+    flat = whole.reshape(-1)
+    typed = flat if flat.dtype == dtype else flat.view(dtype)
+    return typed.as_strided(view.shape, view.strides, view.offset).contiguous()
+
+
+def _given_back(traced: TracedKernel, flat: Sequence[torch.Tensor], leaves: list[Any]) -> Any:
+    """The result from the bytes of the output buffers: tensors if there is one among the arguments, else NumPy arrays."""
+    if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        return assemble(traced, torch_op.typed(traced, flat), leaves, show_tensor)
+    return assemble(traced, flat, leaves, show_array)
 
 
 def rebuild(structure: Any, values: Sequence[Any]) -> Any:
@@ -196,24 +248,11 @@ def rebuild(structure: Any, values: Sequence[Any]) -> Any:
     return structure
 
 
-def _is_whole(view: NkiTensor) -> bool:
+def is_whole(view: NkiTensor) -> bool:
     return view.offset == 0 and view.is_contiguous() and view.size * view.itemsize == view.storage.size * view.storage.dtype.bytes
 
 
-def _whole_shape(view: NkiTensor) -> tuple[int, ...]:
-    return view.shape if _is_whole(view) else (view.storage.size * view.storage.dtype.bytes // view.itemsize,)
-
-
-def _viewed(whole: Any, view: NkiTensor, as_numpy: bool) -> Any:
-    if as_numpy:
-        import numpy as np
-
-        strides = [stride * whole.itemsize for stride in view.strides]
-        return np.lib.stride_tricks.as_strided(whole[view.offset :], view.shape, strides).copy()
-    return whole.as_strided(view.shape, view.strides, view.offset).contiguous()
-
-
-def trace_kernel(kernel: Kernel, specs: Sequence[_Spec], structure: Any, bound: inspect.BoundArguments, on: Target) -> TracedKernel:
+def trace_kernel(kernel: Kernel, specs: Sequence[Spec], structure: dict[str, Any], on: Target) -> TracedKernel:
     """Runs the kernel function once per core, and the checks that need all of it."""
     shared = SharedBuffers()
     region = MemoryRegion.shared_hbm if kernel.lnc > 1 else MemoryRegion.private_hbm
@@ -230,7 +269,7 @@ def trace_kernel(kernel: Kernel, specs: Sequence[_Spec], structure: Any, bound: 
             tracer.check.written.update({b: m for b, m in written.items() if b.region is MemoryRegion.shared_hbm})
         with trace.tracing(tracer):
             arguments = rebuild(structure, [kernel.tensor_class.whole(b) for b in inputs])
-            results.append(kernel.finish(_call(kernel, bound, arguments)))
+            results.append(kernel.finish(_call(kernel, arguments)))
         written = tracer.check.written
         programs.append(tracer.nodes)
         buffers += [b for b in tracer.buffers if b not in buffers]
@@ -243,8 +282,8 @@ def trace_kernel(kernel: Kernel, specs: Sequence[_Spec], structure: Any, bound: 
     return TracedKernel(kernel.__name__, on, kernel.lnc, buffers, inputs, outputs, programs, result)
 
 
-def _call(kernel: Kernel, bound: inspect.BoundArguments, arguments: dict[str, Any]) -> Any:
-    args = inspect.BoundArguments(bound.signature, arguments)
+def _call(kernel: Kernel, arguments: dict[str, Any]) -> Any:
+    args = inspect.BoundArguments(kernel.__signature__, arguments)
     return kernel.func(*args.args, **args.kwargs)
 
 
@@ -329,7 +368,7 @@ def _names_of(structure: dict[str, Any], count: int) -> list[str]:
     return names
 
 
-def _frozen(value: Any) -> Any:
+def frozen(value: Any) -> Any:
     """A hashable form of a static argument: equal for what makes the same kernel.
 
     Raises:
@@ -342,13 +381,13 @@ def _frozen(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return type(value), value.name
     if isinstance(value, (tuple, list)):
-        return type(value).__name__, tuple(_frozen(v) for v in value)
+        return type(value).__name__, tuple(frozen(v) for v in value)
     if isinstance(value, dict):
-        return "dict", tuple((k, _frozen(v)) for k, v in value.items())
+        return "dict", tuple((k, frozen(v)) for k, v in value.items())
     if isinstance(value, functools.partial):
-        return "partial", value.func, _frozen(value.args), _frozen(value.keywords)
+        return "partial", value.func, frozen(value.args), frozen(value.keywords)
     if dataclasses.is_dataclass(value) or ("__eq__" not in vars(type(value)) and hasattr(value, "__dict__") and not callable(value)):
-        return type(value), tuple((k, _frozen(v)) for k, v in sorted(vars(value).items()))
+        return type(value), tuple((k, frozen(v)) for k, v in sorted(vars(value).items()))
     try:
         hash(value)
     except TypeError:
@@ -395,21 +434,22 @@ def simulate_ranks(kernel: Any) -> Callable[[Sequence[Any]], list[Any]]:
         ranks = []
         for rank, given in enumerate(arguments):
             args, kwargs = ((), given) if isinstance(given, dict) else (tuple(given), {})
-            leaves, structure, bound = wrapped._flatten(args, kwargs)
-            traced, _ = wrapped._traced(leaves, structure, bound, current_target())
+            leaves, structure = wrapped.flatten(args, kwargs)
+            traced = wrapped.compiled(specs_of(leaves), structure, current_target()).traced
             ranks.append((traced, Simulator(traced, rank), leaves, [arrays.argument(leaf) for leaf in leaves]))
         results = []
         for _, simulator, _, memory in ranks:
             flat = [torch.empty(b.size * b.dtype.bytes, dtype=torch.uint8) for b in simulator.outputs]
             simulator.start([m.memory for m in memory], flat)
             results.append(flat)
-        run_together([core for _, simulator, _, _ in ranks for core in simulator.cores])
+        with plain_torch():
+            run_together([core for _, simulator, _, _ in ranks for core in simulator.cores])
         given_back = []
         for (traced, simulator, leaves, memory), flat in zip(ranks, results, strict=True):
             simulator.finish()
             for index in traced.written_inputs:
                 memory[index].copy_back()
-            given_back.append(assemble(traced, simulator, flat, leaves, not any(isinstance(leaf, torch.Tensor) for leaf in leaves)))
+            given_back.append(_given_back(traced, flat, leaves))
         return given_back
 
     return run

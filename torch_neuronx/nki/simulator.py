@@ -19,6 +19,7 @@ import torch
 from torch_neuronx.nki import numerics
 from torch_neuronx.nki.dtypes import DType
 from torch_neuronx.nki.errors import NkiValidationError
+from torch_neuronx.nki.host import plain_torch
 from torch_neuronx.nki.instruction import Instruction, Loop, Node, Register, flatten
 from torch_neuronx.nki.liveness import Lifetime, lifetimes
 from torch_neuronx.nki.memory import AccessPattern, Buffer, DynamicOffset, MemoryRegion, common_shape
@@ -81,7 +82,7 @@ class Simulator:
         self.slots: dict[Buffer, torch.Tensor] = {}
         self._make_slot: Callable[[int], torch.Tensor] = _C._nki_make_slot
         self.lock = threading.RLock()
-        self.outputs = [b for b in traced.buffers if b.role == "output"]
+        self.outputs = traced.output_buffers
         self.shared: dict[Buffer, torch.Tensor] = {}
         self.cores = [Binder(self, core, nodes) for core, nodes in enumerate(traced.instructions)]
         self._meet = any(c.meets for c in self.cores)
@@ -91,19 +92,17 @@ class Simulator:
             self.slots[buffer] = self._make_slot(buffer.size * buffer.dtype.bytes)
         return self.slots[buffer]
 
-    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def run(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
         """Replays the kernel once.
 
         Args:
             inputs: contiguous tensors on the CPU or on ``neuron`` (drained), in the order of ``traced.inputs``; the kernel writes to them.
-
-        Returns:
-            One new flat uint8 tensor on the CPU for each of ``self.outputs``.
+            results: flat uint8 tensors that it fills, one for each of ``self.outputs``.
         """
-        results = [_fresh(buffer) for buffer in self.outputs]
-        return self.run_into(inputs, results)
+        with plain_torch():
+            self._run(inputs, results)
 
-    def run_into(self, inputs: Sequence[torch.Tensor], results: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _run(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
         self.start(inputs, results)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # a tile is too small to share: a team of threads costs more than it saves, above all on busy cores
@@ -116,7 +115,6 @@ class Simulator:
         finally:
             torch.set_num_threads(threads)
             self.finish()
-        return results
 
     def start(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
         for buffer, tensor in (*zip(self.traced.inputs, inputs, strict=True), *zip(self.outputs, results, strict=True)):
@@ -131,10 +129,6 @@ class Simulator:
     def finish(self) -> None:
         for slot in self.slots.values():
             self._point(slot, None)
-
-
-def _fresh(buffer: Buffer) -> torch.Tensor:
-    return torch.empty(buffer.size * buffer.dtype.bytes, dtype=torch.uint8)
 
 
 def fill_unwritten(view: torch.Tensor, dtype: DType) -> None:
@@ -203,7 +197,7 @@ class Binder:
         self.target = simulator.traced.target
         self.core = core
         self.registers: dict[Register, int] = defaultdict(int)
-        self.accumulators: dict[str, torch.Tensor] = {name: torch.zeros(PARTITIONS) for name in ("scalar", "vector")}
+        self.accumulators: dict[str, torch.Tensor] = {name: torch.zeros(PARTITIONS, dtype=torch.float32) for name in ("scalar", "vector")}
         self.meets = False
         self._storage: dict[Buffer, torch.Tensor] = {}
         self._arenas: dict[MemoryRegion, torch.Tensor] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import threading
@@ -42,6 +43,11 @@ class TracedKernel:
     warnings: list[str] = field(default_factory=list)
 
     @property
+    def output_buffers(self) -> list[Buffer]:
+        """What a launch allocates: the memory behind the returned tensors that are not parameters."""
+        return [buffer for buffer in self.buffers if buffer.role == "output"]
+
+    @functools.cached_property
     def written_inputs(self) -> list[int]:
         """Which inputs the kernel writes."""
         written = {w.buffer.input_index for nodes in self.instructions for i in flatten(nodes) for w in i.writes}

@@ -56,17 +56,15 @@ from torch_neuronx.nki.isa.reduction import (
     tensor_tensor_scan,
 )
 from torch_neuronx.nki.isa.scalar import activate2, activation, activation_reduce
+from torch_neuronx.nki.isa.select import range_select, select_reduce, tensor_copy_predicated
 from torch_neuronx.nki.isa.tensor import nc_matmul, nc_transpose
 from torch_neuronx.nki.isa.vector import (
     exponential,
     memset,
     nc_stream_shuffle,
-    range_select,
     reciprocal,
     scalar_tensor_tensor,
-    select_reduce,
     tensor_copy,
-    tensor_copy_predicated,
     tensor_scalar,
     tensor_tensor,
 )

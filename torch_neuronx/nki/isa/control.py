@@ -102,7 +102,7 @@ def _(i: Instruction, bind: Binder) -> Step:
     put, store, integer, dtype = bind.raw_store(dst, (1,)), bind.store(dst, (1,)), dst.dtype.is_integer, dst.dtype
     if integer:
         return lambda: put(numerics.from_bits(torch.tensor([value()]), dtype))
-    return lambda: store(torch.tensor([float(value())]))
+    return lambda: store(torch.tensor([float(value())], dtype=torch.float32))
 
 
 # Cores.

@@ -19,12 +19,6 @@ from torch_neuronx.nki.tensor import NkiTensor
 _PERMUTATIONS = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 
 
-def _access(i: Instruction, name: str) -> AccessPattern:
-    value = i.operands[name]
-    assert isinstance(value, AccessPattern)
-    return value
-
-
 def _accesses(call: Call) -> list[tuple[str, AccessPattern]]:
     found = []
     for name, value in call.operands.items():
@@ -133,7 +127,7 @@ def dma_copy(
 
 @dma_copy.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, src = _access(i, "dst"), _access(i, "src")
+    dst, src = i.accesses("dst", "src")
     skip = i.attrs["oob_mode"] is oob_mode.skip
     if skip and (dst.is_dynamic or src.is_dynamic):
         return _skipping_copy(bind, dst, src)
@@ -266,7 +260,7 @@ def dma_transpose(
 
 @dma_transpose.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, src, axes = _access(i, "dst"), _access(i, "src"), i.attrs["axes"]
+    (dst, src), axes = i.accesses("dst", "src"), i.attrs["axes"]
     put = bind.raw_store(dst)
     if _kind(src) != "vector":
         load = bind.raw(src)
@@ -328,7 +322,7 @@ def dma_compute(
 
 @dma_compute.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst = _access(i, "dst")
+    (dst,) = i.accesses("dst")
     srcs: list[AccessPattern] = i.operands["srcs"]  # type: ignore[assignment]
     indexed = next((a for a in [dst, *srcs] if _kind(a) == "vector"), None)
     if indexed is not None and i.attrs["oob_mode"] is oob_mode.skip:

@@ -12,6 +12,7 @@ from torch_neuronx.nki.isa.constants import reduce_cmd
 from torch_neuronx.nki.memory import AccessPattern
 from torch_neuronx.nki.simulator import Binder, Load, Step, Store
 
+ENGINE_DTYPES = "float8_e4m3 float8_e4m3fn float8_e5m2 float16 bfloat16 float32 tfloat32 int8 int16 int32 uint8 uint16".split()
 FP32_MIN = -3.4028234663852886e38
 FloatTensor = torch.Tensor
 

@@ -11,16 +11,9 @@ from torch_neuronx.nki import numerics, ops
 from torch_neuronx.nki.instruction import Instruction, Register
 from torch_neuronx.nki.isa.elementwise import reduce_dims
 from torch_neuronx.nki.limits import dtype_in, in_sbuf, max_free, no_packed, on_chip, op_in, same_dtype, same_elements, same_partitions
-from torch_neuronx.nki.memory import AccessPattern
 from torch_neuronx.nki.opcode import Call, opcode
 from torch_neuronx.nki.simulator import Binder, Step
 from torch_neuronx.nki.tensor import NkiTensor
-
-
-def _access(i: Instruction, name: str) -> AccessPattern:
-    value = i.operands[name]
-    assert isinstance(value, AccessPattern)
-    return value
 
 
 def affine_values(pattern: Any, partitions: int, channel_multiplier: int) -> torch.Tensor:
@@ -50,7 +43,7 @@ def iota(dst: NkiTensor, pattern: Any, offset: Any = 0, channel_multiplier: int 
 
 @iota.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst = _access(i, "dst")
+    (dst,) = i.accesses("dst")
     shape = (dst.partitions, dst.free_size)
     values, offset, dtype = (
         affine_values(i.attrs["pattern"], shape[0], i.attrs["channel_multiplier"]),
@@ -90,7 +83,7 @@ def affine_select(
 
 @affine_select.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, tile = _access(i, "dst"), _access(i, "on_true_tile")
+    dst, tile = i.accesses("dst", "on_true_tile")
     shape = (dst.partitions, dst.free_size)
     load, store = bind.load(tile, shape), bind.store(dst, shape)
     values, function, fill = (
@@ -143,7 +136,7 @@ def local_gather(
 
 @local_gather.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, src, index = _access(i, "dst"), _access(i, "src_buffer"), _access(i, "index")
+    dst, src, index = i.accesses("dst", "src_buffer", "index")
     e, valid, p = i.attrs["num_elem_per_idx"], i.attrs["num_valid_indices"], src.partitions
     source, indices = bind.raw(src, (p, src.free_size)), bind.raw(index, (p, index.free_size))
     put, dtype, limit = bind.raw_store(dst, (p, valid * e)), index.dtype, src.free_size - e
@@ -173,7 +166,7 @@ def nc_n_gather(dst: NkiTensor, data: NkiTensor, indices: NkiTensor, name: str |
 
 @nc_n_gather.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, data, indices = _access(i, "dst"), _access(i, "data"), _access(i, "indices")
+    dst, data, indices = i.accesses("dst", "data", "indices")
     p = data.partitions
     source, where, dtype = bind.raw(data, (p, data.free_size)), bind.raw(indices, (p, indices.free_size)), indices.dtype
     put, count, line = bind.raw_store(dst, (p, dst.free_size)), data.free_size, i.line
@@ -211,7 +204,7 @@ def tensor_partition_reduce(dst: NkiTensor, op: Any, data: NkiTensor, name: str 
 
 @tensor_partition_reduce.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, data, op = _access(i, "dst"), _access(i, "data"), i.attrs["op"]
+    (dst, data), op = i.accesses("dst", "data"), i.attrs["op"]
     shape = (data.partitions, data.free_size)
     if op.startswith("bitwise"):
         raw, put, source, target = bind.raw(data, shape), bind.raw_store(dst, (1, shape[1])), data.dtype, dst.dtype
@@ -245,7 +238,7 @@ def nonzero_with_count(dst: NkiTensor, src: NkiTensor, index_offset: int = 0, pa
 
 @nonzero_with_count.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, src = _access(i, "dst"), _access(i, "src")
+    dst, src = i.accesses("dst", "src")
     p, n = src.partitions, src.free_size
     raw, old, put = bind.raw(src, (p, n)), bind.raw(dst, (p, n + 1)), bind.raw_store(dst, (p, n + 1))
     offset, padding = bind.number(i.attrs["index_offset"]), i.attrs["padding_val"]
@@ -294,7 +287,7 @@ def topk(val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int, name: s
 
 @topk.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    val, idx, src, n = _access(i, "val_dst"), _access(i, "idx_dst"), _access(i, "src"), i.attrs["n"]
+    (val, idx, src), n = i.accesses("val_dst", "idx_dst", "src"), i.attrs["n"]
     p, k = src.partitions, val.free_size
     load, store = bind.load(src, (p, src.free_size)), bind.store(val, (val.partitions, k))
     put, dtype = bind.raw_store(idx, (idx.partitions, k)), idx.dtype
@@ -332,7 +325,7 @@ def sequence_bounds(dst: NkiTensor, segment_ids: NkiTensor, name: str | None = N
 
 @sequence_bounds.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, ids = _access(i, "dst"), _access(i, "segment_ids")
+    dst, ids = i.accesses("dst", "segment_ids")
     n = ids.free_size
     load, store = bind.load(ids, (n,)), bind.store(dst, (1, 2, n))
 

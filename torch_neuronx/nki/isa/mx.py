@@ -28,7 +28,7 @@ _SCALES = ("float8_e8m0fnu", "uint8")
 
 @functools.cache
 def _fp4_values() -> torch.Tensor:
-    return torch.tensor([*_FP4, *(-x for x in _FP4)])
+    return torch.tensor([*_FP4, *(-x for x in _FP4)], dtype=torch.float32)
 
 
 def unpack(stored: torch.Tensor, kind: DType) -> torch.Tensor:
@@ -93,8 +93,7 @@ def quantize_mx(dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor, name: str 
 
 @quantize_mx.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, src, scale = (i.operands[name] for name in ("dst", "src", "dst_scale"))
-    assert isinstance(dst, AccessPattern) and isinstance(src, AccessPattern) and isinstance(scale, AccessPattern)
+    dst, src, scale = i.accesses("dst", "src", "dst_scale")
     p, f, kind = src.partitions, src.free_size // 4, dst.dtype
     load, put = bind.load(src, (p, f, 4)), bind.raw_store(dst, (p, f))
     old, put_scale = bind.raw(scale, (scale.partitions, f)), bind.raw_store(scale, (scale.partitions, f))
@@ -172,8 +171,7 @@ def nc_matmul_mx(
 
 @nc_matmul_mx.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst = i.operands["dst"]
-    assert isinstance(dst, AccessPattern)
+    (dst,) = i.accesses("dst")
     a, m = _dequantised(i, bind, "stationary")
     b, n = _dequantised(i, bind, "moving")
     return accumulating(i, bind, dst, (m, n), lambda: a().t().mm(b()))
@@ -181,8 +179,7 @@ def _(i: Instruction, bind: Binder) -> Step:
 
 def _dequantised(i: Instruction, bind: Binder, name: str) -> tuple[Any, int]:
     """Loads float32 ``[P * 4, F]``."""
-    data, scale = i.operands[name], i.operands[f"{name}_scale"]
-    assert isinstance(data, AccessPattern) and isinstance(scale, AccessPattern)
+    data, scale = i.accesses(name, f"{name}_scale")
     p, f, kind = data.partitions, data.free_size, data.dtype
     load, scales, rows = bind.raw(data, (p, f)), bind.raw(scale, (scale.partitions, f)), scale_rows(p)
 

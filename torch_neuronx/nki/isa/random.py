@@ -63,12 +63,6 @@ def generator(core: int, which: Engine) -> Xorwow:
     return _generators[core, which]
 
 
-def _access(i: Instruction, name: str) -> AccessPattern:
-    value = i.operands[name]
-    assert isinstance(value, AccessPattern)
-    return value
-
-
 def uniform(bits: torch.Tensor) -> torch.Tensor:
     """float32 in [0, 1) from 32 bits."""
     return (bits >> 8).float() * 2.0**-24
@@ -96,7 +90,7 @@ def dropout(dst: NkiTensor, data: NkiTensor, prob: Any, name: str | None = None)
 
 @dropout.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, data = _access(i, "dst"), _access(i, "data")
+    dst, data = i.accesses("dst", "data")
     shape = (dst.partitions, dst.free_size)
     load, put, prob = bind.raw(data, shape), bind.raw_store(dst, shape), bind.per_partition(i.operands["prob"], 2)
     source = generator(bind.core, Engine.vector)
@@ -125,7 +119,7 @@ def rng(dst: NkiTensor, engine: Engine = engine.vector, name: str | None = None)
 
 @rng.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst = _access(i, "dst")
+    (dst,) = i.accesses("dst")
     shape, source, dtype = (dst.partitions, dst.free_size), generator(bind.core, i.engine), dst.dtype
     put = bind.raw_store(dst, shape)
     return lambda: put(numerics.from_bits(source.draw(*shape, start=dst.start_partition), dtype))
@@ -150,7 +144,7 @@ def rand2(dst: NkiTensor, min: Any, max: Any, name: str | None = None) -> None:
 
 @rand2.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst = _access(i, "dst")
+    (dst,) = i.accesses("dst")
     shape, source = (dst.partitions, dst.free_size), generator(bind.core, Engine.vector)
     low, high, store = bind.per_partition(i.operands["min"], 2), bind.per_partition(i.operands["max"], 2), bind.store(dst, shape)
 
@@ -174,7 +168,7 @@ def set_rng_seed(src_seeds: NkiTensor, name: str | None = None) -> None:
 
 @set_rng_seed.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    load, source = bind.raw(_access(i, "src_seeds"), (1,)), generator(bind.core, Engine.vector)
+    load, source = bind.raw(i.accesses("src_seeds")[0], (1,)), generator(bind.core, Engine.vector)
     return lambda: source.seed(int(load().view(torch.int32)) & _MASK)
 
 
@@ -201,7 +195,7 @@ def rand_set_state(src_seeds: NkiTensor, engine: Engine = engine.gpsimd, name: s
 
 @rand_set_state.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    src = _access(i, "src_seeds")
+    (src,) = i.accesses("src_seeds")
     source, load, dtype = generator(bind.core, i.engine), bind.raw(src, (src.partitions, src.free_size)), src.dtype
 
     def step() -> None:
@@ -228,7 +222,7 @@ def rand_get_state(dst: NkiTensor, engine: Engine = engine.gpsimd, name: str | N
 
 @rand_get_state.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst = _access(i, "dst")
+    (dst,) = i.accesses("dst")
     source, put, dtype = generator(bind.core, i.engine), bind.raw_store(dst, (dst.partitions, dst.free_size)), dst.dtype
     rows = slice(dst.start_partition, dst.start_partition + dst.partitions)
     return lambda: put(numerics.from_bits(source.state[rows].reshape(dst.partitions, -1), dtype))

@@ -37,12 +37,6 @@ REDUCIBLE = [name for name, row in ops.ALU.items() if row.reducible]
 BINARY = [name for name, row in ops.ALU.items() if row.kind == "arithmetic" and not row.unary and name != "bypass"]
 
 
-def _access(i: Instruction, name: str) -> AccessPattern:
-    value = i.operands[name]
-    assert isinstance(value, AccessPattern)
-    return value
-
-
 def reduced_axes(call: Call, rank: int) -> list[int]:
     """The axes as sorted positive ints: the last dimensions without a gap, never the partition's."""
     given = call["axis"]
@@ -86,7 +80,7 @@ def tensor_reduce(
 
 @tensor_reduce.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, data, op = _access(i, "dst"), _access(i, "data"), i.attrs["op"]
+    (dst, data), op = i.accesses("dst", "data"), i.attrs["op"]
     count = len(i.attrs["axis"])
     kept = data.shape[: len(data.shape) - count]
     if is_bits(op):
@@ -150,7 +144,7 @@ def tensor_scalar_reduce(
 
 @tensor_scalar_reduce.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, data = _access(i, "dst"), _access(i, "data")
+    dst, data = i.accesses("dst", "data")
     shape = bind.shape(dst, data)
     load, store, a = bind.load(data, shape), bind.store(dst, shape), bind.per_partition(i.operands["operand0"], len(shape))
     function = binary(i.attrs["op0"])
@@ -215,7 +209,7 @@ def tensor_scalar_cumulative(
 
 @tensor_scalar_cumulative.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, src = _access(i, "dst"), _access(i, "src")
+    dst, src = i.accesses("dst", "src")
     shape = (dst.partitions, dst.free_size)
     load, store = bind.load(src, shape), bind.store(dst, shape)
     first, op1, a = binary(i.attrs["op0"]), i.attrs["op1"], bind.per_partition(i.operands["imm0"], 2)
@@ -241,7 +235,7 @@ def scan(
     from torch_neuronx import _C
 
     if {op0, op1} <= {"add", "subtract", "multiply", "maximum", "minimum", "bypass"}:
-        out = torch.empty(data0.shape)
+        out = torch.empty(data0.shape, dtype=torch.float32)
         other = data1.contiguous() if data1 is not None else out
         _C._nki_scan(out, data0.contiguous(), other, initial.contiguous(), op0, op1, reverse0, reverse1)
         return out
@@ -287,7 +281,7 @@ def tensor_tensor_scan(
 
 @tensor_tensor_scan.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, data0, data1 = _access(i, "dst"), _access(i, "data0"), _access(i, "data1")
+    dst, data0, data1 = i.accesses("dst", "data0", "data1")
     shape = (dst.partitions, dst.free_size)
     a, b, store = bind.load(data0, shape), bind.load(data1, shape), bind.store(dst, shape)
     start = bind.per_partition(i.operands["initial"], 1)
@@ -295,7 +289,7 @@ def _(i: Instruction, bind: Binder) -> Step:
 
     def step() -> None:
         first = start()
-        initial = first if isinstance(first, torch.Tensor) else torch.full((shape[0],), float(first))
+        initial = first if isinstance(first, torch.Tensor) else torch.full((shape[0],), float(first), dtype=torch.float32)
         store(scan(a(), b(), initial, op0, op1, r0, r1))
 
     return step
@@ -320,7 +314,7 @@ def bn_stats(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None:
 
 @bn_stats.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, data = _access(i, "dst"), _access(i, "data")
+    dst, data = i.accesses("dst", "data")
     load, store = bind.load(data, (data.partitions, data.free_size)), bind.store(dst, (dst.partitions, 6))
 
     def step() -> None:
@@ -328,7 +322,7 @@ def _(i: Instruction, bind: Binder) -> Step:
         parts = []
         for half in (x[:, 0::2], x[:, 1::2]):
             count = half.shape[1]
-            mean = half.mean(1) if count else torch.zeros(len(x))
+            mean = half.mean(1) if count else torch.zeros(len(x), dtype=torch.float32)
             parts += [torch.full_like(mean, count), mean, ((half - mean[:, None]) ** 2).sum(1)]
         store(torch.stack(parts, 1))
 
@@ -349,7 +343,7 @@ def bn_aggr(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None:
 
 @bn_aggr.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, data = _access(i, "dst"), _access(i, "data")
+    dst, data = i.accesses("dst", "data")
     load, store = bind.load(data, (data.partitions, data.free_size // 3, 3)), bind.store(dst, (dst.partitions, 2))
 
     def step() -> None:
@@ -402,7 +396,7 @@ def max8(dst: NkiTensor, src: NkiTensor, name: str | None = None) -> None:
 
 @max8.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, src = _access(i, "dst"), _access(i, "src")
+    dst, src = i.accesses("dst", "src")
     load, store = bind.load(src, (src.partitions, src.free_size)), bind.store(dst, (dst.partitions, 8))
     return lambda: store(load().topk(8, dim=1).values)
 
@@ -426,7 +420,7 @@ def nc_find_index8(dst: NkiTensor, data: NkiTensor, vals: NkiTensor, name: str |
 
 @nc_find_index8.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, data, vals = _access(i, "dst"), _access(i, "data"), _access(i, "vals")
+    dst, data, vals = i.accesses("dst", "data", "vals")
     load, values = bind.load(data, (data.partitions, data.free_size)), bind.load(vals, (vals.partitions, 8))
     put, dtype = bind.raw_store(dst, (dst.partitions, 8)), dst.dtype
     return lambda: put(numerics.from_bits(find8(load(), values(), range(8)), dtype))
@@ -467,7 +461,7 @@ def nc_match_replace8(
 
 @nc_match_replace8.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, data, vals, where = _access(i, "dst"), _access(i, "data"), _access(i, "vals"), i.operands["dst_idx"]
+    (dst, data, vals), where = i.accesses("dst", "data", "vals"), i.operands["dst_idx"]
     shape = (data.partitions, data.free_size)
     load, values, store = bind.load(data, shape), bind.load(vals, (vals.partitions, 8)), bind.store(dst, shape)
     imm = float(i.attrs["imm"])
@@ -476,7 +470,7 @@ def _(i: Instruction, bind: Binder) -> Step:
     def step() -> None:
         x = load()
         found = find8(x, values(), range(7, -1, -1))
-        result = torch.cat([x, torch.zeros(len(x), 1)], 1)  # absent values write to a column more
+        result = torch.cat([x, torch.zeros(len(x), 1, dtype=torch.float32)], 1)  # absent values write to a column more
         result.scatter_(1, torch.where(found < 0, x.shape[1], found), imm)
         store(result[:, :-1])
         if put is not None and isinstance(where, AccessPattern):

@@ -103,8 +103,7 @@ def _(i: Instruction, bind: Binder) -> Step:
 
 
 def _activate(i: Instruction, bind: Binder, command: reduce_cmd | None) -> Step:
-    dst, data = i.operands["dst"], i.operands["data"]
-    assert isinstance(dst, AccessPattern) and isinstance(data, AccessPattern)
+    dst, data = i.accesses("dst", "data")
     shape = bind.shape(dst, data)
     function, load, store = numerics.ACTIVATIONS[i.attrs["op"]], bind.load(data, shape), bind.store(dst, shape)
     bias, scale = i.operands["bias"], i.operands["scale"]
@@ -195,8 +194,7 @@ def activate2(
 
 @activate2.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, data = i.operands["dst"], i.operands["data"]
-    assert isinstance(dst, AccessPattern) and isinstance(data, AccessPattern)
+    dst, data = i.accesses("dst", "data")
     shape, op, slope = bind.shape(dst, data), i.attrs["op"], i.attrs["relu_param"]
     load, store = bind.load(data, shape), bind.store(dst, shape)
     first, second = binary(i.attrs["op0"], i.attrs["reverse0"]), binary(i.attrs["op1"], i.attrs["reverse1"])

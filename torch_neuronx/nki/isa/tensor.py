@@ -139,8 +139,7 @@ def nc_matmul(
 
 @nc_matmul.semantics
 def _(i: Instruction, bind: Binder) -> Any:
-    stationary, moving, dst = (i.operands[name] for name in ("stationary", "moving", "dst"))
-    assert isinstance(stationary, AccessPattern) and isinstance(moving, AccessPattern) and isinstance(dst, AccessPattern)
+    stationary, moving, dst = i.accesses("stationary", "moving", "dst")
     if i.attrs["is_transpose"]:
         return _transpose_by_matmul(bind, dst, stationary, moving)
     p, rows = stationary.partitions, 2 if i.attrs["perf_mode"] == "double_row" else 1
@@ -172,11 +171,11 @@ def accumulating(i: Instruction, bind: Binder, dst: AccessPattern, shape: tuple[
         return lambda: put(product())
     if how == "history":
         seen = i.attrs["history"].reshape(shape)
-        return lambda: put(torch.where(seen, old(), torch.zeros(())) + product())
+        return lambda: put(torch.where(seen, old(), torch.zeros((), dtype=torch.float32)) + product())
     flags = bind.matmul_history(dst.buffer).as_strided(shape, dst.split(shape) or (), dst.offset)
 
     def step() -> None:
-        put(torch.where(flags, old(), torch.zeros(())) + product())
+        put(torch.where(flags, old(), torch.zeros((), dtype=torch.float32)) + product())
         flags.fill_(True)
 
     return step
@@ -286,8 +285,7 @@ def nc_transpose(dst: NkiTensor, data: NkiTensor, engine: Engine = engine.unknow
 
 @nc_transpose.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, data = i.operands["dst"], i.operands["data"]
-    assert isinstance(dst, AccessPattern) and isinstance(data, AccessPattern)
+    dst, data = i.accesses("dst", "data")
     p, f = data.partitions, data.free_size
     if dst.dtype is data.dtype:
         source, put = bind.raw(data, (p, f)), bind.raw_store(dst, (f, p))

@@ -1,4 +1,4 @@
-"""Vector engine: element-wise arithmetic, copies and selections. Reductions and searches are in `reduction.py`."""
+"""Vector engine: element-wise arithmetic and copies. Selections are in `select.py`, reductions and searches in `reduction.py`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from torch_neuronx.nki import numerics, ops
-from torch_neuronx.nki.instruction import Engine, Instruction, Register
+from torch_neuronx.nki.instruction import Engine, Instruction
 from torch_neuronx.nki.isa.constants import engine, reduce_cmd
-from torch_neuronx.nki.isa.elementwise import FP32_MIN, ReduceRegisters, binary, bit_operand, bitwise, is_bits, same_layout
+from torch_neuronx.nki.isa.elementwise import ENGINE_DTYPES, ReduceRegisters, binary, bit_operand, bitwise, is_bits, same_layout
 from torch_neuronx.nki.limits import (
     INTEGER_32,
     alu_op,
@@ -36,12 +36,6 @@ Number = float | int
 Vector = NkiTensor | float | int
 
 
-def _accesses(i: Instruction, *names: str) -> list[AccessPattern]:
-    found = [i.operands[name] for name in names]
-    assert all(isinstance(access, AccessPattern) for access in found)
-    return found  # type: ignore[return-value]
-
-
 def _any_psum(call: Call) -> bool:
     return any(isinstance(a, AccessPattern) and a.region is MemoryRegion.psum for a in call.operands.values())
 
@@ -66,7 +60,7 @@ def tensor_copy(dst: NkiTensor, src: NkiTensor, engine: Engine = engine.unknown,
 
 @tensor_copy.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, src = _accesses(i, "dst", "src")
+    dst, src = i.accesses("dst", "src")
     shape = bind.shape(dst, src)
     if dst.dtype is src.dtype:
         source, put = bind.raw(src, shape), bind.raw_store(dst, shape)
@@ -78,48 +72,6 @@ def _(i: Instruction, bind: Binder) -> Step:
             return lambda: target.copy_(source())
     load, store = bind.load(src, shape), bind.store(dst, shape)
     return lambda: store(load())
-
-
-def _predicate_shapes(call: Call) -> None:
-    dst, predicate = call.access("dst"), call.access("predicate")
-    if dst.partitions != predicate.partitions or dst.free_size != predicate.free_size:
-        call.fail(f"needs as many predicate elements as dst has: {predicate.shape} for {dst.shape}")
-    src = call["src"]
-    if isinstance(src, AccessPattern) and src.free_size not in (1, dst.free_size):
-        call.fail(f"src must be a number or have the elements of dst: {src.shape} for {dst.shape}")
-
-
-@opcode(
-    "vector",
-    reads="src predicate",
-    numbers="src",
-    read_write="",
-    limits=[
-        on_chip("dst", "src", "predicate"),
-        dtype_in("predicate", "uint8", "uint16", "uint32"),
-        same_dtype("dst", "src"),
-        _predicate_shapes,
-        not_both_psum("src", "predicate"),
-    ],
-)
-def tensor_copy_predicated(dst: NkiTensor, src: Vector, predicate: NkiTensor, reverse_pred: bool = False, name: str | None = None) -> None:
-    """Copies ``src`` (tile or number) where ``predicate`` is not 0; other elements of ``dst`` keep their value."""
-
-
-@tensor_copy_predicated.semantics
-def _(i: Instruction, bind: Binder) -> Step:
-    dst, predicate = _accesses(i, "dst", "predicate")
-    src, flip = i.operands["src"], i.attrs["reverse_pred"]
-    same = isinstance(src, AccessPattern) and src.free_size == dst.free_size
-    shape = bind.shape(dst, predicate, src) if isinstance(src, AccessPattern) and same else bind.shape(dst, predicate)
-    old, mask, put = bind.raw(dst, shape), bind.raw(predicate, shape), bind.raw_store(dst, shape)
-    if isinstance(src, AccessPattern):
-        new = bind.raw(src, shape if same else (src.partitions, *(1,) * (len(shape) - 1)))
-    else:
-        assert not isinstance(src, Register)
-        constant = numerics.from_float(torch.tensor(float(src or 0)), dst.dtype)
-        new = lambda: constant  # noqa: E731
-    return lambda: put(torch.where((mask() != 0) ^ flip, new(), old()))
 
 
 def _memset_value(call: Call) -> None:
@@ -141,14 +93,14 @@ def memset(dst: NkiTensor, value: Number, engine: Engine = engine.unknown, name:
 
 @memset.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    (dst,) = _accesses(i, "dst")
+    (dst,) = i.accesses("dst")
     value, shape = i.attrs["value"], dst.shape
     if dst.dtype.is_integer:
         stored = numerics.from_bits(torch.tensor(int(value)), dst.dtype)
     elif dst.dtype.kind == "packed":
         stored = torch.zeros((), dtype=dst.dtype.storage)
     else:
-        stored = numerics.from_float(torch.tensor(float(value)), dst.dtype)
+        stored = numerics.from_float(torch.tensor(float(value), dtype=torch.float32), dst.dtype)
     if not dst.is_dynamic:
         view = bind.view(dst)
         if dst.dtype.storage.itemsize > 1:
@@ -185,7 +137,7 @@ def nc_stream_shuffle(dst: NkiTensor, src: NkiTensor, shuffle_mask: Any, name: s
 
 @nc_stream_shuffle.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, src = _accesses(i, "dst", "src")
+    dst, src = i.accesses("dst", "src")
     p, mask = dst.partitions, i.attrs["shuffle_mask"]
     pairs = [(q + k, q + m) for q in range(0, p, 32) for k, m in enumerate(mask) if m != 255 and q + k < p]
     outside = [b for _, b in pairs if b >= src.partitions]
@@ -245,7 +197,7 @@ def tensor_tensor(
 
 @tensor_tensor.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, data1, data2 = _accesses(i, "dst", "data1", "data2")
+    dst, data1, data2 = i.accesses("dst", "data1", "data2")
     op, shape = i.attrs["op"], bind.shape(dst, data1, data2)
     if is_bits(op):
         return _bits_step(bind, dst, shape, op, data1, data2)
@@ -338,7 +290,7 @@ def tensor_scalar(
 
 @tensor_scalar.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, data = _accesses(i, "dst", "data")
+    dst, data = i.accesses("dst", "data")
     shape = bind.shape(dst, data)
     op0, op1 = i.attrs["op0"], i.attrs["op1"]
     if is_bits(op0):
@@ -410,7 +362,7 @@ def scalar_tensor_tensor(
 
 @scalar_tensor_tensor.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, data, other = _accesses(i, "dst", "data", "operand1")
+    dst, data, other = i.accesses("dst", "data", "operand1")
     shape = bind.shape(dst, data, other)
     first, second = binary(i.attrs["op0"], i.attrs["reverse0"]), binary(i.attrs["op1"], i.attrs["reverse1"])
     load, a, b = bind.load(data, shape), bind.per_partition(i.operands["operand0"], len(shape)), bind.load(other, shape)
@@ -425,15 +377,10 @@ def reciprocal(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None
 
 @reciprocal.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, data = _accesses(i, "dst", "data")
+    dst, data = i.accesses("dst", "data")
     shape = bind.shape(dst, data)
     load, store = bind.load(data, shape), bind.store(dst, shape)
     return lambda: store(torch.reciprocal(load()))
-
-
-# Selections.
-
-_ANY_EXP = "float8_e4m3 float8_e4m3fn float8_e5m2 float16 bfloat16 float32 tfloat32 int8 int16 int32 uint8 uint16".split()
 
 
 def _reduce_init(call: Call) -> None:
@@ -454,8 +401,8 @@ def _reduce_init(call: Call) -> None:
     accumulator="vector",
     limits=[
         on_chip("dst", "src"),
-        dtype_in("dst", *_ANY_EXP),
-        dtype_in("src", *_ANY_EXP, "uint32"),
+        dtype_in("dst", *ENGINE_DTYPES),
+        dtype_in("src", *ENGINE_DTYPES, "uint32"),
         same_elements("dst", "src"),
         vector_operand("max_value", "reduce_res", "reduce_init"),
         float32_operand("max_value"),
@@ -478,133 +425,13 @@ def exponential(
 
 @exponential.semantics
 def _(i: Instruction, bind: Binder) -> Step:
-    dst, src = _accesses(i, "dst", "src")
+    dst, src = i.accesses("dst", "src")
     shape = bind.shape(dst, src)
     load, store, peak = bind.load(src, shape), bind.store(dst, shape), bind.per_partition(i.operands["max_value"], len(shape))
     registers = ReduceRegisters(bind, "vector", dst, i.attrs["reduce_cmd"], "add", i.operands["reduce_res"], i.operands["reduce_init"])
 
     def step() -> None:
         value = torch.exp(load() - peak())
-        store(value)
-        registers.update(value)
-
-    return step
-
-
-@opcode(
-    "vector",
-    writes="dst reduce_res",
-    reads="predicate on_true on_false",
-    numbers="on_false",
-    accumulator="vector",
-    limits=[
-        on_chip("dst", "predicate", "on_true"),
-        dtype_in("predicate", "int8", "uint8", "int16", "uint16"),
-        dtype_in("on_true", *(n for n in _ANY_EXP if n not in ("tfloat32", "int32"))),
-        same_elements("dst", "predicate", "on_true"),
-        vector_operand("on_false", "reduce_res"),
-        float32_operand("on_false"),
-        float_operand("reduce_res"),
-        op_in("reduce_op", ["maximum"]),
-        enum_member("reduce_cmd", reduce_cmd),
-        not_both_psum("on_true", "predicate"),
-    ],
-)
-def select_reduce(
-    dst: NkiTensor,
-    predicate: NkiTensor,
-    on_true: NkiTensor,
-    on_false: Vector,
-    reduce_res: NkiTensor | None = None,
-    reduce_cmd: reduce_cmd = reduce_cmd.idle,
-    reduce_op: Any = torch.maximum,
-    reverse_pred: bool = False,
-    name: str | None = None,
-) -> None:
-    """``dst = where(predicate, on_true, on_false)``; the maximum over the free dimensions may go into ``reduce_res``."""
-
-
-@select_reduce.semantics
-def _(i: Instruction, bind: Binder) -> Step:
-    dst, predicate, on_true = _accesses(i, "dst", "predicate", "on_true")
-    shape = bind.shape(dst, predicate, on_true)
-    mask, yes, store = bind.raw(predicate, shape), bind.load(on_true, shape), bind.store(dst, shape)
-    no, flip = bind.per_partition(i.operands["on_false"], len(shape)), i.attrs["reverse_pred"]
-    registers = ReduceRegisters(bind, "vector", dst, i.attrs["reduce_cmd"], "maximum", i.operands["reduce_res"])
-
-    def step() -> None:
-        value = torch.where((mask() != 0) ^ flip, yes(), no())
-        store(value)
-        registers.update(value)
-
-    return step
-
-
-def _range_fill(call: Call) -> None:
-    fill = call["on_false_value"]
-    if abs(float(fill) - FP32_MIN) > 1e31:
-        call.fail(f"on_false_value must be -3.4028235e38 (the smallest float32), got {fill}")
-    if not isinstance(call["range_start"], int):
-        call.fail(f"range_start must be a compile-time int, got {call['range_start']!r}", TypeError)
-    last = call["range_start"] + call.access("on_true_tile").free_size
-    if last > 1 << 24:
-        call.fail(f"compares indices in float32: they must stay below 2^24, got {last}")
-
-
-_COMPARE = ("equal", "less", "less_equal", "greater", "greater_equal")
-
-
-@opcode(
-    "vector",
-    writes="dst reduce_res",
-    reads="on_true_tile bound0 bound1",
-    since="trn2",
-    accumulator="vector",
-    limits=[
-        on_chip("dst", "on_true_tile", "bound0", "bound1"),
-        float_operand("dst", "on_true_tile", "reduce_res"),
-        op_in("comp_op0", _COMPARE),
-        op_in("comp_op1", _COMPARE),
-        op_in("reduce_op", ["maximum"]),
-        same_elements("dst", "on_true_tile"),
-        same_partitions("dst", "bound0", "bound1", "reduce_res"),
-        vector_operand("bound0", "bound1", "reduce_res"),
-        float32_operand("bound0", "bound1"),
-        enum_member("reduce_cmd", reduce_cmd),
-        _range_fill,
-    ],
-)
-def range_select(
-    dst: NkiTensor,
-    on_true_tile: NkiTensor,
-    comp_op0: Any,
-    comp_op1: Any,
-    bound0: NkiTensor,
-    bound1: NkiTensor,
-    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
-    reduce_res: NkiTensor | None = None,
-    reduce_op: Any = torch.maximum,
-    range_start: int = 0,
-    on_false_value: float = FP32_MIN,
-    name: str | None = None,
-) -> None:
-    """Keeps the elements whose free index (from ``range_start``) passes both comparisons, else the smallest float32; maximum into
-    ``reduce_res``."""
-
-
-@range_select.semantics
-def _(i: Instruction, bind: Binder) -> Step:
-    dst, tile, low, high = _accesses(i, "dst", "on_true_tile", "bound0", "bound1")
-    shape = (dst.partitions, dst.free_size)
-    load, store = bind.load(tile, shape), bind.store(dst, shape)
-    a, b = bind.load(low, (low.partitions, 1)), bind.load(high, (high.partitions, 1))
-    first, second = ops.ALU[i.attrs["comp_op0"]].function, ops.ALU[i.attrs["comp_op1"]].function
-    index = (torch.arange(shape[1]) + i.attrs["range_start"]).float()
-    registers = ReduceRegisters(bind, "vector", dst, i.attrs["reduce_cmd"], "maximum", i.operands["reduce_res"])
-
-    def step() -> None:
-        keep = (first(index, a()) != 0) & (second(index, b()) != 0)
-        value = torch.where(keep, load(), FP32_MIN)
         store(value)
         registers.update(value)
 

@@ -1,0 +1,208 @@
+"""``nki.replace(pattern, kernel)``: a kernel in place of a sequence of ATen operators, in compiled graphs.
+
+The pattern is a PyTorch function. A graph is searched in two steps, with PyTorch's SubgraphMatcher: for the operators of the pattern with
+whatever numbers, then, with the pattern traced for the very tensors that were found, for the same numbers too. What takes the place of a
+match is one call of the operator ``nki::replacement``, whose fake implementation is the kernel's own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.passes.utils.matcher_utils import InternalMatch, SubgraphMatcher
+
+from torch_neuronx.compile import rewrites
+
+_numbers = itertools.count()
+_replacements: dict[str, Replacement] = {}
+_RANKS = (2, 3, 4, 1)
+
+
+class Replacement:
+    """What :func:`replace` gives.
+
+    Attributes:
+        replaced: how often the kernel was put into a graph.
+        refused: why matches were left as they were, one text each.
+    """
+
+    def __init__(self, pattern: Callable[..., Any], kernel: Callable[..., Any], example_inputs: Any, rtol: Any, atol: Any) -> None:
+        self.pattern, self.kernel, self.tolerance = pattern, kernel, {"rtol": rtol, "atol": atol}
+        self._kinds = None if example_inputs is None else [(tuple(t.shape), t.dtype) for t in example_inputs]
+        self.name = f"{getattr(pattern, '__name__', 'pattern')}#{next(_numbers)}"
+        self.replaced = 0
+        self.refused: list[str] = []
+        self._checked: set[Any] = set()
+        self._skeletons: dict[Any, list[GraphModule]] = {}
+        _replacements[self.name] = self
+        self._stop = rewrites.add(self._rewrite)
+
+    def remove(self) -> None:
+        """Graphs that are compiled from now on are left alone."""
+        self._stop()
+
+    def __repr__(self) -> str:
+        return f"<nki replacement of {self.name}, in graphs {self.replaced} times>"
+
+    # Running.
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The kernel's results, compared with the pattern's the first time that these shapes and dtypes come."""
+        results = _listed(self.kernel(*inputs))
+        key = tuple((tuple(t.shape), t.dtype, t.device.type) for t in inputs)
+        if key not in self._checked:
+            self._compare(results, _listed(self.pattern(*inputs)), key)
+            self._checked.add(key)
+        return results
+
+    def _compare(self, found: list[torch.Tensor], wanted: list[torch.Tensor], key: Any) -> None:
+        shapes = ", ".join(f"{dtype} {list(shape)}" for shape, dtype, _ in key)
+        try:
+            torch.testing.assert_close(found, wanted, **self.tolerance)
+        except AssertionError as error:
+            raise RuntimeError(
+                f"nki.replace: the kernel does not compute what {self.name} computes, for arguments {shapes}. {error}\nMend the kernel, "
+                "pass rtol= and atol= that it can keep, or call remove() on what nki.replace() gave and torch.compiler.reset()"
+            ) from None
+
+    # Matching.
+
+    def _rewrite(self, gm: GraphModule) -> None:
+        for skeleton in self._patterns(gm):
+            for match in SubgraphMatcher(skeleton.graph, ignore_literals=True).match(gm.graph):
+                refusal = self._refusal(match, gm)
+                if refusal is None:
+                    self._put(gm, match)
+                elif refusal not in self.refused:
+                    self.refused.append(refusal)
+        gm.graph.lint()
+        gm.recompile()
+
+    def _patterns(self, gm: GraphModule) -> Iterator[GraphModule]:
+        """The pattern's operators, which depend on ranks and dtypes: of the examples, or of all that occur in ``gm``."""
+        known: set[str] = set()
+        for inputs in self._examples(gm):
+            key = tuple((t.dim(), t.dtype) for t in inputs)
+            if key not in self._skeletons:
+                self._skeletons[key] = list(_traced(self.pattern, inputs))
+            for skeleton in self._skeletons[key]:
+                if skeleton.code not in known:
+                    known.add(skeleton.code)
+                    yield skeleton
+
+    def _examples(self, gm: GraphModule) -> Iterator[list[torch.Tensor]]:
+        if self._kinds is not None:
+            yield [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in self._kinds]
+            return
+        count = self.pattern.__code__.co_argcount
+        found = [value for node in gm.graph.nodes if isinstance(value := node.meta.get("val"), torch.Tensor)]
+        ranks = [rank for rank in _RANKS if any(value.dim() == rank for value in found)]
+        dtypes = dict.fromkeys(value.dtype for value in found if value.dtype.is_floating_point)
+        for dtype in dtypes:
+            for shape in itertools.product(ranks, repeat=count):
+                yield [torch.empty((8,) * rank, dtype=dtype, device="meta") for rank in shape]
+
+    def _refusal(self, match: InternalMatch, gm: GraphModule) -> str | None:
+        """Why the kernel cannot stand for a match; None when it can."""
+        inputs = [node.meta["val"] for node in match.placeholder_nodes]
+        if any(not isinstance(value, torch.Tensor) or value.device.type != "neuron" for value in inputs):
+            return "an argument is no tensor on neuron"
+        exact = next(_traced(self.pattern, inputs), None)
+        again = SubgraphMatcher(exact.graph).match(gm.graph) if exact is not None else []
+        if not any(one.returning_nodes == match.returning_nodes and one.placeholder_nodes == match.placeholder_nodes for one in again):
+            return "the operators are the pattern's, but not their numbers or dtypes"
+        wanted = [node.meta["val"] for node in match.returning_nodes]
+        if any(not value.is_contiguous() for value in wanted):
+            return "a result is not contiguous"
+        try:
+            with _fake_mode_of(inputs):
+                found = _listed(self.kernel(*inputs))
+        except Exception as error:  # whatever the kernel says of arguments that it is not made for
+            return f"the kernel refuses the arguments: {type(error).__name__}: {error}"
+        if [(t.shape, t.dtype) for t in found] != [(t.shape, t.dtype) for t in wanted]:
+            return "the kernel's results have other shapes or dtypes than the pattern's"
+        return None
+
+    def _put(self, gm: GraphModule, match: InternalMatch) -> None:
+        last = max(match.returning_nodes, key=list(gm.graph.nodes).index)
+        with gm.graph.inserting_after(last):
+            call = gm.graph.call_function(torch.ops.nki.replacement.default, (self.name, list(match.placeholder_nodes)))
+        call.meta["val"] = [node.meta["val"] for node in match.returning_nodes]
+        for index, node in reversed(list(enumerate(match.returning_nodes))):
+            with gm.graph.inserting_after(call):
+                item = gm.graph.call_function(operator.getitem, (call, index))
+            item.meta["val"] = node.meta["val"]
+            node.replace_all_uses_with(item)
+        inside = {node for pattern, node in match.nodes_map.items() if pattern.op == "call_function"}
+        for node in reversed(list(gm.graph.nodes)):
+            if node in inside and not node.users:
+                gm.graph.erase_node(node)
+        self.replaced += 1
+
+
+def _listed(results: Any) -> list[torch.Tensor]:
+    return list(results) if isinstance(results, (tuple, list)) else [results]
+
+
+def _fake_mode_of(inputs: Sequence[torch.Tensor]) -> Any:
+    from torch._guards import detect_fake_mode
+
+    mode = detect_fake_mode(inputs)
+    assert mode is not None
+    return mode
+
+
+def _traced(pattern: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Iterator[GraphModule]:
+    """The ATen graph of the pattern, without what nothing needs; nothing when it does not run on such tensors."""
+    try:
+        with torch.no_grad():
+            gm = make_fx(pattern)(*inputs)
+    except Exception:  # a pattern for matrices, tried on vectors
+        return
+    gm.graph.eliminate_dead_code()
+    if any(node.op == "call_function" for node in gm.graph.nodes):
+        yield gm
+
+
+@torch.library.custom_op("nki::replacement", mutates_args=(), schema="(str replacement, Tensor[] inputs) -> Tensor[]")
+def _replacement(replacement: str, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return _replacements[replacement].run(inputs)
+
+
+@_replacement.register_fake
+def _(replacement: str, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return _listed(_replacements[replacement].kernel(*inputs))
+
+
+def replace(
+    pattern: Callable[..., Any],
+    kernel: Callable[..., Any],
+    *,
+    example_inputs: Sequence[torch.Tensor] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> Replacement:
+    """Puts ``kernel`` where graphs that ``torch.compile`` compiles from now on do what ``pattern`` does, on ``neuron`` tensors.
+
+    The results are compared with the pattern's the first time that a shape and dtype comes. A match stays as it is when something else
+    needs one of its inner values (a backward pass, often: see ``Replacement.refused`` for other reasons), or when the kernel refuses the
+    shapes.
+
+    Args:
+        pattern: a PyTorch function of tensors; its other numbers are part of the pattern.
+        kernel: a kernel, a custom op or a function with the same parameters, that writes to none of them.
+        example_inputs: tensors of the ranks and dtypes to look for; by default, all combinations that occur in a graph are tried.
+        rtol, atol: for the comparison; by default those of ``torch.testing.assert_close`` for the dtype.
+    """
+    if (rtol is None) != (atol is None):
+        raise ValueError("nki.replace: give both rtol= and atol=, or none")
+    return Replacement(pattern, kernel, example_inputs, rtol, atol)
+
+
+__all__ = ["Replacement", "replace"]
