@@ -12,6 +12,7 @@ from benchmarks.table import GROUPS, Row, render
 
 # They register their groups, in the order of the table.
 from benchmarks import small_ops, training, fusion, compiled, launch_blocking, memory, copies, autoload, collectives, lowering  # noqa: F401  # isort: skip
+from benchmarks import nki_speed  # noqa: F401  # isort: skip
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -219,14 +219,18 @@ def load(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:
     return out
 
 
+def in_sbuf(tile: Tile) -> Tile:
+    """For an instruction that cannot read PSUM: beta 1's compiler moves the result of a transpose or product to where it is read."""
+    tile = tile.partition_first()
+    return copy(tile) if tile.buffer is MemoryRegion.psum else tile
+
+
 def store(dst: Tile, value: Any, *, mask: Any = None, **_: Any) -> None:
     """Writes a tile, or a number, to HBM."""
     if not isinstance(value, NkiTensor):
         value = full((1, 1), value, dst.dtype)
     assert isinstance(value, Tile)
-    value = value.partition_first()
-    if value.buffer is MemoryRegion.psum:
-        value = copy(value)
+    value = in_sbuf(value)
     target = dst
     if value.size != target.size:
         value = broadcast(value, target.shape)
@@ -504,9 +508,7 @@ def all_reduce(x: Tile, op: Any, program_axes: Any, *, dtype: Any = None, mask: 
 
 def matmul(x: Tile, y: Tile, *, transpose_x: bool = False, mask: Any = None, **_: Any) -> Tile:
     """``x @ y``, or ``x.T @ y``, in PSUM."""
-    x, y = x.partition_first(), y.partition_first()
-    if not transpose_x:
-        x = copy(transpose(x))
+    x, y = in_sbuf(x if transpose_x else transpose(x)), in_sbuf(y)
     out = new_tile((x.size // x.shape[0], y.size // y.shape[0]), float32, MemoryRegion.psum)
     isa.nc_matmul(out, x, y)
     return out
@@ -514,9 +516,7 @@ def matmul(x: Tile, y: Tile, *, transpose_x: bool = False, mask: Any = None, **_
 
 def transpose(x: Tile, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
     """x.T between partitions and free dimension, in PSUM."""
-    tile = x.partition_first()
-    if tile.buffer is MemoryRegion.psum:
-        tile = copy(tile)
+    tile = in_sbuf(x)
     out = new_tile((tile.size // tile.shape[0], tile.shape[0]), dtype or tile.dtype, MemoryRegion.psum)
     isa.nc_transpose(out, tile, engine=isa.engine.tensor)
     return out

@@ -72,7 +72,7 @@ def memset(shape: Any, value: Any, dtype: Any, *, mask: Any = None, engine: Any 
 
 
 def dma_copy(*, dst: Tile, src: Tile, mask: Any = None, dst_rmw_op: Any = None, oob_mode: Any = oob_mode.error, **_: Any) -> None:
-    target, source = dst.partition_first(), src.partition_first()
+    target, source = dst.partition_first(), nl.in_sbuf(src)
     parts = _shrink(mask, target.shape, target, source)
     if not parts:
         return
@@ -85,12 +85,12 @@ def dma_copy(*, dst: Tile, src: Tile, mask: Any = None, dst_rmw_op: Any = None, 
 def dma_transpose(src: Tile, *, axes: Any = None, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:
     order = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}[src.ndim]
     out = new_tile([src.shape[d] for d in order], src.dtype)
-    isa.dma_transpose(out, src)
+    isa.dma_transpose(out, nl.in_sbuf(src))
     return out if dtype is None else nl.copy(out, dtype=dtype)
 
 
 def nc_matmul(stationary: Tile, moving: Tile, *, mask: Any = None, perf_mode: Any = "none", **flags: Any) -> Tile:
-    left, right = stationary.partition_first(), moving.partition_first()
+    left, right = nl.in_sbuf(stationary), nl.in_sbuf(moving)
     perf_mode = {"double_row_gen3": "double_row"}.get(perf_mode, perf_mode)
     rows = 2 if getattr(perf_mode, "value", perf_mode) == "double_row" else 1
     n = right.size // right.shape[0] // rows
@@ -109,8 +109,8 @@ def nc_transpose(data: Tile, *, mask: Any = None, dtype: Any = None, engine: Any
     tile = data.partition_first()
     p, f = tile.shape[0], tile.size // tile.shape[0]
     on_vector = engine is isa.engine.vector or (engine is isa.engine.unknown and p <= 32 and f <= 32)
-    if not on_vector and tile.buffer is MemoryRegion.psum:
-        tile = nl.copy(tile)
+    if not on_vector:
+        tile = nl.in_sbuf(tile)
     out = new_tile((f, p), dtype or tile.dtype, MemoryRegion.sbuf if on_vector else MemoryRegion.psum)
     isa.nc_transpose(out, tile, engine=isa.engine.vector if on_vector else isa.engine.tensor)
     return out
@@ -331,9 +331,7 @@ def nl_affine(expr: Any) -> Index:
 
 def affine_select(pred: Any, on_true_tile: Tile, on_false_value: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:
     """Keeps the elements for which all affine conditions hold."""
-    tile = on_true_tile.partition_first()
-    if tile.buffer is MemoryRegion.psum:
-        tile = nl.copy(tile)
+    tile = nl.in_sbuf(on_true_tile)
     for condition in pred.conditions:
         out = new_tile(tile.shape, dtype or tile.dtype)
         rank = tile.ndim

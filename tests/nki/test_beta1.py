@@ -1,0 +1,109 @@
+"""The front end for kernels of beta 1 (``neuronxcc.nki``): instructions that return tiles, masks, index grids, grids of programs."""
+
+import neuronxcc.nki as nki
+import neuronxcc.nki.isa as nisa
+import neuronxcc.nki.language as nl
+import numpy as np
+import pytest
+import torch
+
+RNG = np.random.default_rng(3)
+
+
+def normal(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+@nki.jit
+def add_tiles(a, b):
+    out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    rows = nl.program_id(0) * 128 + nl.arange(128)[:, None]
+    columns = nl.program_id(1) * 64 + nl.arange(64)[None, :]
+    inside = (rows < a.shape[0]) & (columns < a.shape[1])
+    tile = nl.load(a[rows, columns], mask=inside) + nl.load(b[rows, columns], mask=inside)
+    nl.store(out[rows, columns], value=tile, mask=inside)
+    return out
+
+
+@pytest.mark.parametrize("shape", [(256, 128), (200, 100)])
+def test_grid_of_programs_with_masks(shape):
+    a, b = normal(*shape), normal(*shape)
+    np.testing.assert_array_equal(nki.simulate_kernel(add_tiles[2, 2], a, b), a + b)
+
+
+@nki.jit
+def product(lhs, rhs):
+    """``lhs @ rhs``: the transposed left operand lies in PSUM, and beta 1's compiler moves it to where a product can read it."""
+    out = nl.ndarray((lhs.shape[0], rhs.shape[1]), dtype=lhs.dtype, buffer=nl.shared_hbm)
+    total = nl.zeros((nl.par_dim(lhs.shape[0]), rhs.shape[1]), dtype=nl.float32, buffer=nl.psum)
+    for k in nl.affine_range(lhs.shape[1] // 128):
+        left = nl.load(lhs[:, nl.ds(k * 128, 128)])
+        right = nl.load(rhs[nl.ds(k * 128, 128), :])
+        total[...] += nisa.nc_matmul(nisa.nc_transpose(left), right)
+    nl.store(out, value=total)
+    return out
+
+
+def test_products_of_transposes_accumulate():
+    lhs, rhs = normal(64, 256), normal(256, 96)
+    np.testing.assert_allclose(nki.simulate_kernel(product, lhs, rhs), lhs @ rhs, rtol=1e-4, atol=1e-4)
+
+
+@nki.jit
+def softmax(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    i, j = nl.mgrid[0 : x.shape[0], 0 : x.shape[1]]
+    tile = nl.load(x[i, j])
+    exp = nl.exp(tile - nl.max(tile, axis=[1], keepdims=True))
+    nl.store(out[i, j], exp / nl.sum(exp, axis=[1], keepdims=True))
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_operators_on_tiles(dtype):
+    x = torch.randn(96, 200, dtype=dtype, device="neuron")
+    torch.testing.assert_close(softmax(x), torch.softmax(x.float(), -1).to(dtype), rtol=2e-2, atol=1e-3)
+
+
+def test_causal_mask_by_affine_select():
+    @nki.jit
+    def causal(x):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        i, j = nl.mgrid[0 : x.shape[0], 0 : x.shape[1]]
+        nl.store(out, nisa.affine_select(pred=(i >= j), on_true_tile=nl.load(x), on_false_value=-5.0))
+        return out
+
+    x = normal(64, 64)
+    np.testing.assert_array_equal(nki.simulate_kernel(causal, x), np.where(np.tril(np.ones_like(x)) > 0, x, -5))
+
+
+def test_a_tile_on_chip_is_stored_when_it_is_returned():
+    @nki.jit
+    def double(x):
+        return nl.load(x) * 2
+
+    x = normal(32, 16)
+    np.testing.assert_array_equal(nki.simulate_kernel(double, x), 2 * x)
+
+
+def test_writes_to_a_mutable_parameter():
+    @nki.jit
+    def into(x, out):
+        nl.store(out, nl.load(x) + 1)
+
+    x, out = normal(32, 16), np.zeros((32, 16), np.float32)
+    nki.simulate_kernel(into, x, out)
+    np.testing.assert_array_equal(out, x + 1)
+
+
+def test_benchmark_models_the_latency():
+    timed = nki.benchmark(warmup=2, iters=3)(softmax)
+    timed(normal(128, 512))
+    assert 1 < timed.benchmark_result.nc_latency.get_latency_percentile(99) < 1000  # microseconds
+
+
+def test_in_compiled_code():
+    x = torch.randn(256, 128, device="neuron")
+    torch._dynamo.reset()
+    run = torch.compile(lambda a, b: add_tiles[2, 2](a * 2, b) + 1, backend="neuron", fullgraph=True)
+    torch.testing.assert_close(run(x, x), x * 3 + 1)
