@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch_neuronx.nki import ops, trace
@@ -106,12 +107,14 @@ class Opcode:
         choose: Callable[[Call], Engine] | None,
         generations: dict[str, str],
         read_write: str,
+        indirect: str,
     ) -> None:
         self.name = function.__name__
         self.function = function
         self.engines = tuple(Engine[e] for e in engines.split())
         self.writes, self.reads = tuple(writes.split()), tuple(reads.split())
         self.read_write = tuple(read_write.split())  # written operands whose old value matters
+        self.indirect = tuple(indirect.split())  # operands that may be `.indirect()` views
         self.numbers = tuple(numbers.split())  # operands that may be a Python number
         self.limits = tuple(limits)
         self.since = TARGETS[since]
@@ -144,6 +147,7 @@ class Opcode:
         if call.target.generation < self.since.generation:
             call.fail(f"needs {self.since.name} or newer; this kernel is traced for {call.target.name}")
         call.engine = self._engine(call)
+        self._settle_indirect(call)
         for limit in self.limits:
             limit(call)
         reads = self._accesses(call, self.reads) + self._accesses(call, self.read_write) + call.extra_reads
@@ -155,6 +159,17 @@ class Opcode:
                 call.registers[0].append(access.dynamic.value)  # type: ignore[arg-type]
         attrs = {key: value for key, value in call.attrs.items() if key != "engine"}
         return trace.record(self, call.engine, call.operands, reads, writes, attrs, name, call.registers)
+
+    def _settle_indirect(self, call: Call) -> None:
+        """Refuses ``.indirect()`` operands where the hardware has none; the snake of their index depends on the engine."""
+        for key, operand in call.operands.items():
+            if not isinstance(operand, AccessPattern) or operand.dynamic is None or operand.dynamic.kind != "indirect":
+                continue
+            if key not in self.indirect:
+                allowed = f"{' and '.join(self.indirect)} may" if self.indirect else "no operand of it may"
+                call.fail(f"{key} cannot be an .indirect() view; {allowed}")
+            if call.engine is Engine.tensor:
+                call.operands[key] = replace(operand, dynamic=replace(operand.dynamic, group=32))
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         if len(args) > len(self._names):
@@ -204,11 +219,12 @@ def opcode(
     choose: Callable[[Call], Engine] | None = None,
     generations: dict[str, str] | None = None,
     read_write: str = "",
+    indirect: str = "",
 ) -> Callable[[Callable[..., Any]], Opcode]:
     """Makes a row of the table; see the module's docstring. Names are given as one string, separated by spaces."""
 
     def make(function: Callable[..., Any]) -> Opcode:
-        row = Opcode(function, engines, writes, reads, numbers, limits, since, accumulator, choose, generations or {}, read_write)
+        row = Opcode(function, engines, writes, reads, numbers, limits, since, accumulator, choose, generations or {}, read_write, indirect)
         OPCODES[row.name] = row
         return row
 

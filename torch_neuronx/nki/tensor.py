@@ -373,12 +373,17 @@ class NkiTensor:
 
         Column ``i`` of the result (of ``num_elem``) is ``index[i % G, i // G]``, with ``G`` 32 for the Tensor engine, else 16.
         """
+        from torch_neuronx.nki.trace import current
+
         if self._dynamic is not None:
             raise self._refuse("indirect: the view is indirect already and cannot be indirected again")
         if not self.buffer.on_chip or index.buffer is not MemoryRegion.sbuf or not index._dtype.is_integer:
             raise self._refuse("indirect: an on-chip tensor, and an integer index in SBUF")
         if index.shape[0] != self.shape[0]:
             raise self._refuse(f"indirect: index has {index.shape[0]} partitions, the tensor {self.shape[0]}")
+        target = current("NkiTensor.indirect").target
+        if target.generation < 4:
+            raise self._refuse(f"indirect: needs trn3; this kernel is traced for {target.name}. Use nisa.local_gather or nisa.nc_n_gather")
         free = self.storage.free_bytes // self._dtype.bytes
         count = index.size if num_elem is None else int(num_elem)
         dynamic = DynamicOffset("indirect", index.access(), 1, group=16, limit=free - self.offset % free)

@@ -43,8 +43,6 @@ def _indices(call: Call) -> None:
             assert isinstance(index, AccessPattern)
             if index.size < access.partitions:
                 call.fail(f"{name}: {index.size} row indices for {access.partitions} rows")
-        if _kind(access) == "indirect":
-            call.fail(f"{name}: .indirect() goes with compute instructions, not with DMA")
 
 
 def _same_count(call: Call) -> None:

@@ -154,6 +154,7 @@ def _mx_shapes(call: Call) -> None:
         tile_of_array,
         _mx_shapes,
     ],
+    indirect="dst stationary stationary_scale moving moving_scale",
 )
 def nc_matmul_mx(
     dst: NkiTensor,

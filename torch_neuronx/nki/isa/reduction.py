@@ -71,6 +71,7 @@ def _reduce_shapes(call: Call) -> None:
         bits_need_integers("dst", "data"),
         _reduce_shapes,
     ],
+    indirect="dst data",
 )
 def tensor_reduce(
     dst: NkiTensor, op: Any, data: NkiTensor, axis: Any, negate: bool = False, keepdims: bool = False, name: str | None = None
@@ -125,6 +126,7 @@ def _no_reverse(call: Call) -> None:
         _no_reverse,
         _loads_with_init("reduce_init"),
     ],
+    indirect="dst data",
 )
 def tensor_scalar_reduce(
     dst: NkiTensor,
@@ -193,6 +195,7 @@ _START = {"add": 0.0, "subtract": 0.0, "multiply": 1.0, "maximum": -math.inf, "m
         enum_member("reduce_cmd", reduce_cmd),
         _starts_somewhere,
     ],
+    indirect="dst src",
 )
 def tensor_scalar_cumulative(
     dst: NkiTensor,

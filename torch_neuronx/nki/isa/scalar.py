@@ -63,6 +63,7 @@ _SHARED = [
     numbers="bias scale",
     accumulator="scalar",
     limits=[*_SHARED, enum_member("reduce_cmd", reduce_cmd)],
+    indirect="dst data",
 )
 def activation(
     dst: NkiTensor,
@@ -83,7 +84,15 @@ def _(i: Instruction, bind: Binder) -> Step:
     return _activate(i, bind, i.attrs["reduce_cmd"] if i.attrs["reduce_op"] or i.operands["reduce_res"] else None)
 
 
-@opcode("scalar", writes="dst reduce_res", reads="data bias scale", numbers="bias scale", accumulator="scalar", limits=_SHARED)
+@opcode(
+    "scalar",
+    writes="dst reduce_res",
+    reads="data bias scale",
+    numbers="bias scale",
+    accumulator="scalar",
+    limits=_SHARED,
+    indirect="dst data",
+)
 def activation_reduce(
     dst: NkiTensor,
     op: Any,
@@ -172,6 +181,7 @@ def _activate2_ops(call: Call) -> None:
         op_in("reduce_op", ["add", "maximum", "minimum", "abs_max", "abs_min"]),
         enum_member("reduce_cmd", reduce_cmd),
     ],
+    indirect="dst data",
 )
 def activate2(
     dst: NkiTensor,

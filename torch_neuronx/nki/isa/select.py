@@ -53,6 +53,7 @@ def _predicate_shapes(call: Call) -> None:
         _predicate_shapes,
         not_both_psum("src", "predicate"),
     ],
+    indirect="dst predicate",
 )
 def tensor_copy_predicated(dst: NkiTensor, src: Vector, predicate: NkiTensor, reverse_pred: bool = False, name: str | None = None) -> None:
     """Copies ``src`` (tile or number) where ``predicate`` is not 0; other elements of ``dst`` keep their value."""

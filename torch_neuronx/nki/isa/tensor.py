@@ -60,6 +60,17 @@ def _matmul_dtypes(call: Call) -> None:
         call.fail(f"dst must be {allowed} on {call.target.name}, got {dst.dtype}", ValueError)
 
 
+def _indirect(call: Call) -> None:
+    for name in ("dst", "stationary", "moving"):
+        access = call.access(name)
+        if access.dynamic is None or access.dynamic.kind != "indirect":
+            continue
+        if name != "dst" and access.itemsize > 2:
+            call.fail(f"{name} as an .indirect() view must be of 16 or 8 bits, got {access.dtype}", ValueError)
+        if call.attrs["tile_position"] or (name == "moving" and call.attrs["is_transpose"]):
+            call.fail(f"{name} cannot be an .indirect() view with tile_position, nor moving with is_transpose")
+
+
 def _perf_mode(call: Call) -> None:
     mode = call.attrs["perf_mode"]
     if isinstance(mode, matmul_perf_mode):
@@ -116,7 +127,9 @@ def tile_of_array(call: Call) -> None:
         tile_of_array,
         _matmul_shapes,
         _matmul_dtypes,
+        _indirect,
     ],
+    indirect="dst stationary moving",
 )
 def nc_matmul(
     dst: NkiTensor,

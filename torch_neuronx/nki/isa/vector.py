@@ -47,12 +47,18 @@ def _copy_engine(call: Call) -> Engine:
     return Engine.vector
 
 
+def _indirect_engine(call: Call) -> None:
+    if call.engine is Engine.gpsimd and any(call.access(n).dynamic and call.access(n).dynamic.kind == "indirect" for n in ("dst", "src")):
+        call.fail("of .indirect() views runs on the vector and scalar engines")
+
+
 @opcode(
     "vector scalar gpsimd",
     reads="src",
-    limits=[on_chip("dst", "src"), same_elements("dst", "src")],
+    limits=[on_chip("dst", "src"), same_elements("dst", "src"), _indirect_engine],
     choose=_copy_engine,
     generations={"scalar": "trn2"},
+    indirect="dst src",
 )
 def tensor_copy(dst: NkiTensor, src: NkiTensor, engine: Engine = engine.unknown, name: str | None = None) -> None:
     """``dst = src`` on chip: bit by bit for equal dtypes, otherwise through float32."""
@@ -188,6 +194,7 @@ def _tensor_tensor_op(call: Call) -> None:
         bits_need_integers("dst", "data1", "data2"),
     ],
     choose=_tensor_tensor_engine,
+    indirect="dst data1",
 )
 def tensor_tensor(
     dst: NkiTensor, data1: NkiTensor, data2: NkiTensor, op: Any, engine: Engine = engine.unknown, name: str | None = None
@@ -272,6 +279,7 @@ def _integers_only(call: Call) -> bool:
     ],
     choose=_tensor_scalar_engine,
     generations={"scalar": "trn2"},
+    indirect="dst data",
 )
 def tensor_scalar(
     dst: NkiTensor,
@@ -410,6 +418,7 @@ def _reduce_init(call: Call) -> None:
         enum_member("reduce_cmd", reduce_cmd),
         _reduce_init,
     ],
+    indirect="dst src",
 )
 def exponential(
     dst: NkiTensor,
