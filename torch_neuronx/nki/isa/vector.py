@@ -48,7 +48,8 @@ def _copy_engine(call: Call) -> Engine:
 
 
 def _indirect_engine(call: Call) -> None:
-    if call.engine is Engine.gpsimd and any(call.access(n).dynamic and call.access(n).dynamic.kind == "indirect" for n in ("dst", "src")):
+    dynamic = [call.access(name).dynamic for name in ("dst", "src")]
+    if call.engine is Engine.gpsimd and any(d is not None and d.kind == "indirect" for d in dynamic):
         call.fail("of .indirect() views runs on the vector and scalar engines")
 
 
