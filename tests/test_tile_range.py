@@ -53,3 +53,28 @@ def test_whole_range(name: str, op: Op, count: int, dtypes: tuple[torch.dtype, .
         # A gradient times a slope that is a difference of two numbers of the order of 1, in float32.
         slack = tensors[0].double().abs() * (2**-23 if "backward" in name else 0)
         assert_close_or_nearer(op(*arguments).cpu(), op(*tensors), exact, slack, f"{name} {dtype}")
+
+
+def add_scaled(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    return torch.add(a, b, alpha=3.14)
+
+
+def power(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    return (a.abs() * 1e30).pow(0.9)
+
+
+@pytest.mark.parametrize(("op", "dtype"), [(add_scaled, torch.bfloat16), (add_scaled, torch.float16), (power, torch.float32)])
+def test_the_cpu_rounds_otherwise_at_the_end_of_a_vector(op: Op, dtype: torch.dtype) -> None:
+    """As the table of upstream tests says: the last elements of a tensor, and a tensor of one, go through a scalar kernel that rounds
+    in other places than its vectors. On `neuron` a value depends on its operands alone."""
+    torch.manual_seed(0)
+    tensors = [torch.randn(512).to(dtype) for _ in range(3)]
+
+    def one_by_one(device: str) -> torch.Tensor:
+        rows = zip(*(tensor.to(device) for tensor in tensors), strict=True)
+        return torch.stack([op(*(x.reshape(1) for x in row))[0] for row in rows]).cpu()
+
+    on_cpu = op(*tensors)
+    assert not torch.equal(one_by_one("cpu"), on_cpu)
+    on_neuron = op(*(on_device(tensor) for tensor in tensors)).cpu()
+    assert torch.equal(one_by_one("neuron"), on_neuron) and torch.equal(on_neuron, on_cpu)

@@ -283,7 +283,7 @@ std::optional<TilePlan> plan_tiles(const TileCall& call) {
       auto type = number_type(argument);
       if (!type || operand.mask) return std::nullopt;
       promotion.add_number(*type);
-      operand.rounded = !(row.traits & TileRow::opmath);
+      operand.rounded = !(row.traits & TileRow::opmath) || (row.traits & TileRow::narrow_scalars);
     }
     plan.operands.push_back(operand);
   }

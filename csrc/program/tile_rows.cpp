@@ -34,7 +34,7 @@ constexpr TileRow kRows[] = {
     {"add", "self other", "alpha", kCommon, Op::add, TileRow::narrow_numbers},
     {"sub", "self other", "alpha", kCommon, Op::sub, TileRow::narrow_numbers},
     {"rsub", "other self", "alpha", kCommon, Op::sub, TileRow::narrow_numbers},
-    {"mul", "self other", "", kCommon, Op::mul, TileRow::opmath},
+    {"mul", "self other", "", kCommon, Op::mul, TileRow::opmath | TileRow::narrow_scalars},
     {"div", "self other", "", kReal, Op::div, TileRow::opmath},
     {"neg", "self", "", kCommon, Op::neg},
     {"abs", "self", "", kCommon, Op::abs},

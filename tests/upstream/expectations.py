@@ -110,6 +110,31 @@ ROWS: list[Row] = [
         "torch/_refs/__init__.py:1289",
     ),
     Row(
+        "foreach/TestForeach.test_*place__foreach_[as][du][db]_{device}",
+        ("bfloat16",),
+        "ATen's scalar kernel, which takes the last elements of a tensor and strided ones, rounds `alpha * other` to the narrow type "
+        "before it adds; its vectors do not. On neuron no element does (tests/test_tile_range.py).",
+        "aten/src/ATen/native/cpu/BinaryOpsKernel.cpp",
+    ),
+    Row(
+        "foreach/TestForeach.test_mixed_lists__foreach_add_{device}",
+        ("float32",),
+        "The same.",
+        "aten/src/ATen/native/cpu/BinaryOpsKernel.cpp",
+    ),
+    Row(
+        "foreach/TestForeach.test_strided__foreach_add_{device}",
+        ("bfloat16",),
+        "The same.",
+        "aten/src/ATen/native/cpu/BinaryOpsKernel.cpp",
+    ),
+    Row(
+        "optimizer/TestOptimRenewed.test_dtypes_implementation_forloop_LBFGS_{device}",
+        ("bfloat16", "float16"),
+        "The same, in add_(d, alpha=t): the line search divides by differences of such sums, where one unit in the last place is much.",
+        "torch/optim/lbfgs.py:428",
+    ),
+    Row(
         "custom_op/TestCustomOps.test_opcheck_check_test_autograd_registration_Numpy[!N]*_{device}",
         (),
         "The check asks for devices cpu, cuda and xpu by name and raises NotImplementedError for all others.",

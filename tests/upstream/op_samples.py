@@ -8,7 +8,7 @@ import torch
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..opinfo.expectations import STRIDED_OUT_BREAKS_THE_CPU, VALUES_ARE_UNDEFINED
+from ..opinfo.expectations import HOST_ARGUMENTS, STRIDED_OUT_BREAKS_THE_CPU, VALUES_ARE_UNDEFINED
 from ..opinfo.samples import Placement
 
 __all__ = [
@@ -36,10 +36,11 @@ def drawn_on_cpu(op: OpInfo, device: str, dtype: torch.dtype, **options: Any) ->
     indices coincide, a derivative does not exist, and the two devices draw different numbers. Some samples are even left out by value."""
     for sample in op.sample_inputs("cpu", dtype, **options):
         place = Placement(device)
+        place_others = Placement("cpu") if op.name in HOST_ARGUMENTS else place
         yield SampleInput(
             place(sample.input),
-            args=place(sample.args),
-            kwargs=place(sample.kwargs),
+            args=place_others(sample.args),
+            kwargs=place_others(sample.kwargs),
             output_process_fn_grad=sample.output_process_fn_grad,
             broadcasts_input=sample.broadcasts_input,
             name=sample.name,
