@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import torch
+from torch._guards import detect_fake_mode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from torch_neuronx.lowering import hlo, symbols
@@ -144,6 +145,8 @@ class _Run:
         self.source: RandomSource | None = None
         self.symbols = symbols.Symbols(program) if program.symbolic else None
         self.tracer.symbols = self.symbols
+        if self.symbols is not None:
+            self.tracer.fake_mode = detect_fake_mode(program.examples)
 
     def parameter_shapes(self) -> list[Any]:
         """One jax.ShapeDtypeStruct a parameter."""

@@ -19,6 +19,8 @@ def convert(value: Any, dtype: Any) -> Any:
 
     if isinstance(value, (bool, int, float, complex)):
         return constant(value, dtype)
+    if not hasattr(value, "dtype"):  # a symbolic size
+        value = jnp.asarray(value)
     return convert_array(value, jnp.dtype(dtype))
 
 

@@ -17,7 +17,7 @@ Note [How a call is lowered]
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -182,7 +182,8 @@ class Tracer(TorchDispatchMode):
         self.storages: dict[int, TracedStorage] = {}  # by identity of the meta tensors' storages
         self.keep: list[torch.Tensor] = []  # meta tensors, so that the identities stay theirs
         self.lifted: dict[int, tuple[torch.Tensor, Traced]] = {}
-        self.symbols: Any = None  # symbols.Symbols of a Program with symbolic sizes
+        self.symbols: Any = None  # symbols.Symbols of a Program with symbolic sizes; its metas are fake tensors of this mode
+        self.fake_mode: Any = None
         self.call_number: int | None = None
         self.replicas = 1  # ranks that run the module together, where it has collectives
         self.decomposing: set[Any] = set()
@@ -305,11 +306,11 @@ class Tracer(TorchDispatchMode):
         return row.function(self, *args, **kwargs)
 
     def _row(self, row: Lowering, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        meta_args, meta_kwargs = tree_map(_meta, (args, kwargs))
-        if "device" in {argument.name for argument in func._schema.arguments} and _has_device(func):
+        meta_args, meta_kwargs = tree_map(self._meta, (args, kwargs))
+        if self.fake_mode is None and _has_device(func):
             meta_kwargs["device"] = torch.device("meta")
         mutable = func._schema.is_mutable
-        out = None if mutable else _run_meta(func, meta_args, meta_kwargs)
+        out = None if mutable else self._metadata(func, meta_args, meta_kwargs)
         values, kw_values = tree_map(self._read, (args, kwargs))
         self.calls.append(func.name())
         # Where an instruction comes from, for the compiler's errors: overload and number of the Program's call.
@@ -324,6 +325,24 @@ class Tracer(TorchDispatchMode):
         position = [argument.name for argument in func._schema.arguments].index(written)
         self.assign(args[position], self.fresh(result), resize=False, name=func.name())
         return args[position]
+
+    def _meta(self, value: Any) -> Any:
+        """An argument as the kernels that only know metadata take it."""
+        if isinstance(value, Traced):
+            return value.meta
+        if isinstance(value, torch.device):
+            return torch.device("meta") if self.fake_mode is None else value
+        if isinstance(value, jax.Array):  # a payload: only its type decides metadata
+            return {"b": True, "i": 1, "f": 1.0, "c": 1j}[value.dtype.kind]
+        return value
+
+    def _metadata(self, func: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
+        """PyTorch's metadata of the results; None where it has no meta kernel. Bad arguments raise what PyTorch raises."""
+        try:
+            with self.fake_mode or contextlib.nullcontext():
+                return func(*args, **kwargs)
+        except NotImplementedError:
+            return None
 
     def _read(self, value: Any) -> Any:
         if isinstance(value, Traced):
@@ -422,16 +441,6 @@ def resize_traced(tracer: Tracer, target: Traced, shape: tuple[int, ...]) -> Non
         target.resize_(shape)
 
 
-def _meta(value: Any) -> Any:
-    if isinstance(value, Traced):
-        return value.meta
-    if isinstance(value, torch.device):
-        return torch.device("meta")
-    if isinstance(value, jax.Array):  # a payload: only its type decides metadata
-        return {"b": True, "i": 1, "f": 1.0, "c": 1j}[value.dtype.kind]
-    return value
-
-
 _device_argument: dict[Any, bool] = {}
 
 
@@ -442,14 +451,6 @@ def _has_device(func: torch._ops.OpOverload) -> bool:
         names = {argument.name for argument in func._schema.arguments}
         known = _device_argument[func] = {"device", "dtype", "layout"} <= names
     return known
-
-
-def _run_meta(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """PyTorch's metadata of the results; None where it has no meta kernel. Bad arguments raise what PyTorch raises."""
-    try:
-        return func(*args, **kwargs)
-    except NotImplementedError:
-        return None
 
 
 def _arranged(func: torch._ops.OpOverload, given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -70,8 +70,8 @@ def _steps(call: CallInfo, start: Any, step: Any) -> Any:
     """start + i * step, computed wide and then rounded."""
     out = result_dtype(call)
     whole = not jnp.issubdtype(out, jnp.inexact)
-    count = lax.iota(jnp.int64 if whole else widest(call), call.out.shape[0])
-    return convert(count * constant(step, count.dtype) + constant(start, count.dtype), out)
+    count = jnp.arange(call.out.shape[0], dtype=jnp.int64 if whole else widest(call))
+    return convert(count * convert(step, count.dtype) + convert(start, count.dtype), out)
 
 
 def _between(call: CallInfo, start: Any, end: Any, steps: int) -> Any:

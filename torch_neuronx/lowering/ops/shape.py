@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+from jax.core import max_dim
 
 from torch_neuronx.lowering.promotion import convert, dim_of, dims_of, expand, result_dtype
 from torch_neuronx.lowering.table import CallInfo, lowers
@@ -57,19 +58,17 @@ def _neg_view(x: Any) -> Any:
     return -x
 
 
-@lowers("slice.Tensor", "slice_copy.Tensor")
-def _slice(x: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
+@lowers("slice.Tensor", "slice_copy.Tensor", call=True)
+def _slice(call: CallInfo, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    """PyTorch's metadata says how many elements there are, which needs no comparison of symbolic sizes."""
     dim = dim_of(dim, x.ndim)
-    size = x.shape[dim]
-    start, end = (0 if start is None else start), (size if end is None else end)
-    start = _bounded(start, size)
-    end = max(start, _bounded(end, size))
-    return lax.slice_in_dim(x, start, end, step, dim)
-
-
-def _bounded(index: int, size: int) -> int:
-    index = index + size if index < 0 else index
-    return min(max(index, 0), size)
+    count = call.out.shape[dim]
+    if isinstance(count, int) and count == 0:
+        return lax.slice_in_dim(x, 0, 0, 1, dim)
+    start = 0 if start is None else start
+    if isinstance(start, int) and start < 0:
+        start = max_dim(start + x.shape[dim], 0)
+    return lax.slice_in_dim(x, start, start + (count - 1) * step + 1, step, dim)
 
 
 @lowers("select.int", "select_copy.int")
