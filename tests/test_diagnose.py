@@ -135,6 +135,7 @@ GOOD = {
 # Read elsewhere than when the device is opened.
 ELSEWHERE = {
     "TORCH_NEURONX_STRICT": "trn2",
+    "TORCH_NEURONX_EXECUTOR": "xla",
     "TORCH_NEURONX_NEFF_CACHE_SIZE": "8G",
     "TORCH_NEURONX_DISABLE_NEFF_CACHE": "1",
     "TORCH_NEURONX_COMPILE_TIMEOUT": "60",

@@ -34,6 +34,7 @@ def register(package: ModuleType) -> None:
         ipc.register()
         hook.install()
         _be_strict()
+        _choose_executor()
         _backend.register()
     except Exception as error:
         _failure = error
@@ -55,6 +56,19 @@ def _be_strict() -> None:
         from torch_neuronx import readiness
 
         readiness.enforce(target)
+
+
+def _choose_executor() -> None:
+    """TORCH_NEURONX_EXECUTOR=xla: eager calls run by their lowering instead of the emulated device's kernels."""
+    import os
+
+    chosen = os.environ.get("TORCH_NEURONX_EXECUTOR")
+    if chosen == "xla":
+        from torch_neuronx.lowering import executor
+
+        executor.install()
+    elif chosen:
+        raise ValueError(f'TORCH_NEURONX_EXECUTOR="{chosen}" is not understood: the accepted value is xla')
 
 
 def _require_extension(package: ModuleType) -> None:

@@ -93,6 +93,7 @@ VARIABLES = (
     _variable("TORCH_NEURONX_ENABLE_CONCATENATION", _flag(), "0", "the same under AWS's name; TORCH_NEURONX_ADAPTIVE_EAGER wins"),
     _variable("TORCH_NEURONX_QUEUE_SIZE", _integer(1 << 10, 1 << 30), "131072", "64-bit words in the queue of a stream"),
     _variable("TORCH_NEURONX_STRICT", _word("trn1", "trn2", "trn3"), "off", "refuse what this chip would not run, in eager"),
+    _variable("TORCH_NEURONX_EXECUTOR", _word("xla"), "kernels", "run eager calls by their lowering on XLA:CPU (emulated only; slow)"),
     _variable("TORCH_NEURONX_NEFF_CACHE_DIR", ("a folder", bool), "the user's cache folder", "where programs compiled for a chip are kept"),
     _variable("TORCH_NEURONX_NEFF_CACHE_SIZE", _SIZE, "32G", "size beyond which the least recently used compiled programs are removed"),
     _variable("TORCH_NEURONX_DISABLE_NEFF_CACHE", _flag(), "0", "compile every program for the chip anew"),

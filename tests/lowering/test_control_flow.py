@@ -9,8 +9,8 @@ from torch._higher_order_ops import associative_scan, scan, while_loop
 from torch._higher_order_ops import map as hop_map
 
 from tests.lowering.check import run_lowered
-from tests.lowering.run import ProgramRun
 from torch_neuronx.lowering import Program
+from torch_neuronx.lowering.executor import ProgramRun
 
 
 def branch(x: torch.Tensor, y: torch.Tensor) -> Any:

@@ -7,8 +7,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.lowering.models import MODELS, gpt, training_step
-from tests.lowering.run import ProgramRun
 from torch_neuronx.lowering import Program, lower
+from torch_neuronx.lowering.executor import ProgramRun
 from torch_neuronx.lowering.hlo import aliases_of, hlo_text
 
 

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.lowering.run import ProgramRun, run_call
+from tests.lowering.run import run_call
 from torch_neuronx.lowering import NotLowered, Program, lower, to_hlo, to_stablehlo
+from torch_neuronx.lowering.executor import ProgramRun
 from torch_neuronx.lowering.hlo import aliases_of, hlo_text
 
 aten = torch.ops.aten
@@ -120,6 +121,40 @@ def test_numbers_are_parameters() -> None:
     wanted = x.clone().addcdiv_(m, v, value=-0.7)
     run(x, m, v)
     torch.testing.assert_close(x, wanted)
+
+
+FOREACH = {
+    "addcdiv.ScalarList": (aten._foreach_addcdiv_.ScalarList, lambda x, y, k: (x, y, y, [k, 2 * k])),
+    "add.Scalar": (aten._foreach_add_.Scalar, lambda x, y, k: (x, k)),
+    "mul.List": (aten._foreach_mul_.List, lambda x, y, k: (x, y)),
+    "add.List": (lambda x, y, k: aten._foreach_add_.List(x, y, alpha=k), lambda x, y, k: (x, y, k)),
+    "lerp.Scalar": (aten._foreach_lerp_.Scalar, lambda x, y, k: (x, y, k)),
+    "pow.ScalarList": (aten._foreach_pow_.ScalarList, lambda x, y, k: (x, [k, 2])),
+    "sqrt": (aten._foreach_sqrt_.default, lambda x, y, k: (x,)),
+    "maximum.Scalar": (aten._foreach_maximum_.Scalar, lambda x, y, k: (x, k)),
+    "_fused_sgd_": (
+        lambda *args: aten._fused_sgd_.default(
+            *args[:2], [], weight_decay=0.1, momentum=0.0, lr=args[2], dampening=0.0, nesterov=False, maximize=False, is_first_step=False
+        ),
+        lambda x, y, k: (x, y, k),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOREACH)
+def test_a_step_of_an_optimizer_is_one_module_whatever_its_numbers(name: str) -> None:
+    from torch_neuronx.lowering.executor import Executor
+
+    op, arguments = FOREACH[name]
+    start, other = [torch.rand(3), torch.rand(2, 2)], [torch.rand(3) + 0.5, torch.rand(2, 2) + 0.5]
+    ours, theirs, on_device = ([x.clone().to(device) for x in xs] for xs, device in ((start, "neuron"), (start, "cpu"), (other, "neuron")))
+    with Executor() as executor:
+        for number in (0.5, 0.25, 1.5):
+            op(*arguments(ours, on_device, number))
+    assert executor.calls == 3 and len(executor.runs) == 1 and not executor.kept
+    for number in (0.5, 0.25, 1.5):
+        op(*arguments(theirs, other, number))
+    torch.testing.assert_close([x.cpu() for x in ours], theirs)
 
 
 def test_what_looks_at_a_number_is_specialised() -> None:

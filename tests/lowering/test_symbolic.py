@@ -57,7 +57,12 @@ def test_one_module_for_all_sizes(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
     made: list[Any] = []
     original = emit.hlo_module_of
-    monkeypatch.setattr(emit, "hlo_module_of", lambda exported: (made.append(exported), original(exported))[1])
+
+    def kept(exported: Any) -> Any:
+        made.append(exported)
+        return original(exported)
+
+    monkeypatch.setattr(emit, "hlo_module_of", kept)
     program = symbolic(CASES[name])
     assert program.symbolic
     lowered = lower(program)

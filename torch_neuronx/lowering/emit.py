@@ -205,20 +205,21 @@ class _Run:
         results = [self._stored(bases[index], self.parameters[index][0]) for index in self.written]
         fresh: dict[int, int] = {}
         of_inputs = {id(storage): index for index, storage in enumerate(bases)}
-        for slot in self.program.outputs:
-            value = env[slot.index] if isinstance(slot, Slot) else slot
+
+        def told(value: Any) -> Any:
+            if isinstance(value, (list, tuple)):  # one eager call may return a list of tensors
+                return [told(item) for item in value]
             if not isinstance(value, Traced):
-                self.outputs.append(value)
-                continue
-            meta = TensorMeta.of(value.meta)
-            key = id(value.base)
+                return value
+            meta, key = TensorMeta.of(value.meta), id(value.base)
             if key in of_inputs:
-                self.outputs.append(Output(True, of_inputs[key], meta))
-                continue
+                return Output(True, of_inputs[key], meta)
             if key not in fresh:
                 fresh[key] = len(results)
                 results.append(self._stored(value.base, _stored_shape(value, self.symbols)))
-            self.outputs.append(Output(False, fresh[key], meta))
+            return Output(False, fresh[key], meta)
+
+        self.outputs = [told(env[slot.index] if isinstance(slot, Slot) else slot) for slot in self.program.outputs]
         return tuple(results)
 
     @staticmethod
@@ -260,7 +261,7 @@ class _Run:
             if call.location and "(at " not in error.reason:
                 raise NotLowered(error.op, f"{error.reason} (at {call.location})") from error
             raise
-        results = list(result) if isinstance(result, (list, tuple)) else [result]
+        results = list(result) if isinstance(result, (list, tuple)) else [result] if call.results else []
         if len(call.results) == 1 and len(results) > 1:
             results = [result]
         for index, (slot, value) in enumerate(zip(call.results, results, strict=True)):

@@ -113,12 +113,12 @@ class Program:
                 known[tensor] = program.new_slot()
                 offset = 0 if len(group) == 1 else tensor.storage_offset()
                 program.inputs.append(Input(len(program.storages) - 1, TensorMeta.of(tensor, offset)))
-        types = {argument.name: str(argument.type) for argument in op._schema.arguments}
+        numbers = {argument.name for argument in op._schema.arguments if _comes_with_each_launch(argument)}
 
         def slotted(name: str, value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 return known[value]
-            if types[name] in ("number", "Scalar") and isinstance(value, (bool, int, float, complex)) and not _decides_shape(op):
+            if name in numbers and isinstance(value, (bool, int, float, complex)) and not _decides_shape(op):
                 program.payloads.append(value)
                 return Payload(len(program.payloads) - 1, type(value))
             if isinstance(value, (list, tuple)):
@@ -142,6 +142,12 @@ class Program:
 
 def _by_name(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     return {argument.name: value for argument, value in zip(op._schema.arguments, args, strict=False)} | kwargs
+
+
+def _comes_with_each_launch(argument: Any) -> bool:
+    """Scalars, lists of them, and the rate of a fused optimizer: they change from step to step."""
+    kind = str(argument.type)
+    return kind in ("number", "Scalar", "List[number]", "List[Scalar]") or (argument.name == "lr" and kind == "float")
 
 
 def _decides_shape(op: torch._ops.OpOverload) -> bool:

@@ -43,7 +43,7 @@ class Recorder(TorchDispatchMode):
         wanted = isinstance(func, torch._ops.OpOverload) and (
             any(tensor.device.type == "neuron" for tensor in tensors) or torch.device(kwargs.get("device") or "cpu").type == "neuron"
         )
-        if wanted and not _only_metadata(func):
+        if wanted and not only_metadata(func):
             self._record(func, args, kwargs, tensors)
         return func(*args, **kwargs)
 
@@ -67,7 +67,7 @@ def _constant(value: Any) -> Any:
     return float if isinstance(value, float) else repr(value)
 
 
-def _only_metadata(func: torch._ops.OpOverload) -> bool:
+def only_metadata(func: torch._ops.OpOverload) -> bool:
     """Views and detach make no Program."""
     returns = func._schema.returns
     view = bool(returns) and any(item.alias_info is not None and not item.alias_info.is_write for item in returns)

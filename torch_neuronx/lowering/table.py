@@ -33,6 +33,7 @@ FAMILIES = (
     "embedding",
     "loss",
     "optimizers",
+    "foreach",
     "resize",
     "sampling",
     "distance",

@@ -1,4 +1,4 @@
-"""Fused optimizer steps: lists of tensors in one call. (``_foreach_*`` is PyTorch's composite over single tensors.)"""
+"""Fused optimizer steps: lists of tensors in one call."""
 
 from __future__ import annotations
 
