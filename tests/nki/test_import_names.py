@@ -1,5 +1,7 @@
 """`import nki` and the names of older releases, in fresh interpreters."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -47,3 +49,27 @@ def test_the_vendors_package_wins(run_python, tmp_path, first):
 def test_a_line_in_a_pth_file_leads_to_the_names():
     line = (Path(NAMES).parent / "torchneuron_nki.pth").read_text().strip()
     assert NAMES.endswith(line) and sys.version_info >= (3, 10)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_a_wheel_gives_the_names(tmp_path):
+    """Built, installed in a fresh environment (which sees this one's other packages), imported without torch having been imported."""
+
+    def run(*command, **options):
+        done = subprocess.run(command, capture_output=True, text=True, **options)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    root = Path(NAMES).parents[2]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    build = ["wheel", "--no-build-isolation", "--no-deps", "--disable-pip-version-check", "-w", str(tmp_path), str(root)]
+    run(sys.executable, "-m", "pip", *build, env=environment)
+    (wheel,) = tmp_path.glob("torchneuron-*.whl")
+    run(sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv"))
+    python = str(tmp_path / "venv" / "bin" / "python")
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", str(wheel), env=environment)
+    (site / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))  # found after the wheel's
+    code = IMPORTS + f"assert torch_neuronx.__file__.startswith({str(site)!r}), torch_neuronx.__file__"
+    run(python, "-c", code, cwd=tmp_path, env={**environment, "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"})

@@ -42,6 +42,7 @@ FAMILIES = (
     "control_flow",
     "collectives",
     "primitives",
+    "kernels",
 )
 
 
