@@ -193,7 +193,16 @@ def uninitialised_read(x):
 def partly_initialised_read(x):
     a = empty((128, 8))
     nisa.memset(a[:, 0:4], 0)
-    nisa.tensor_copy(tile((128, 8)), a)
+    nisa.activation(tile((128, 8)), nl.exp, a)
+
+
+@illegal("activation reads uninitialised memory: .* written only in part")
+def holes_move_with_a_copy(x):
+    a, b = empty((128, 8)), tile((128, 8))
+    nisa.memset(a[:, 0:4], 0)
+    nisa.tensor_copy(b, a)  # edge tiles are copied whole
+    nisa.activation(tile((128, 4)), nl.exp, b[:, 0:4])  # what was written
+    nisa.activation(tile((128, 8)), nl.exp, b)
 
 
 @illegal("accumulates onto .* was never written: the result is undefined")

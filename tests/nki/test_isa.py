@@ -169,6 +169,15 @@ def test_reciprocal():
     same(run(lambda o, a: nisa.reciprocal(o, a), [x], [(x.shape, "bfloat16")]), cast(1 / x, "bfloat16"))
 
 
+@pytest.mark.parametrize("body", [lambda o, a: nisa.activation(o, nl.exp, a), lambda o, a: nisa.tensor_tensor(o, a, a, nl.add)])
+def test_elements_at_one_address_take_the_last_value(body):
+    """Kernels that want the reduction alone let the result itself go to one column."""
+    x = normal(16, 8)
+    got = run(lambda o, a: body(o.broadcast(1, 8), a), [x], [((16, 1), "float32")])
+    full = run(body, [x], [((16, 8), "float32")])
+    np.testing.assert_array_equal(got, full[:, -1:])
+
+
 def test_broadcast_views_and_ranks():
     x, v = normal(32, 24), normal(32, 4)
 

@@ -21,5 +21,5 @@ def test_table_is_up_to_date():
 
 def test_the_work_lists_are_complete():
     assert len(surface.functions(isa)) == 52
-    assert len(surface.functions(language)) == 106  # 103, and the tokens average, prelu and bypass
+    assert len(surface.functions(language)) == 103 + len({"average", "bypass", "prelu", "static_cast"})
     assert len(surface.functions(collectives)) == 11

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MAX_FREE = {MemoryRegion.sbuf: 65536, MemoryRegion.psum: 4096}  # elements of one operand in a partition
 MAX_FREE_DIMS = 4
 _LARGEST_MASK = 1 << 28  # elements; beyond, a buffer counts as written after its first write
+_MOVES = ("tensor_copy", "dma_copy")  # give each element as it is, in order
 _BLOCK = 2048  # bytes of a partition that share one list of buffers in _Clobbers
 
 
@@ -92,6 +93,8 @@ class Checker:
                 if isinstance(access, AccessPattern):
                     self._pattern(i, name, access)
         self._loop_scope(i)
+        if self._move_with_holes(i):
+            return
         for access in i.reads:
             self._read(i, access)
         if i.opcode in ("nc_matmul", "nc_matmul_mx"):
@@ -185,6 +188,19 @@ class Checker:
             self.written[buffer] = _WrittenMask(buffer, full=buffer.role in ("input", "constant"))
         return self.written[buffer]
 
+    def _move_with_holes(self, i: Instruction) -> bool:
+        """A copy on chip of what was written in part, as kernels make of edge tiles: the holes move along, using them is the error."""
+        if i.opcode not in _MOVES or self.outside_the_loop(i.writes[0].buffer):
+            return False
+        (src,), (dst,) = i.reads[:1], i.writes[:1]
+        plain = len(i.reads) == 1 and not src.is_dynamic and not dst.is_dynamic and src.region.on_chip and dst.region.on_chip
+        addressed = src.buffer.address is not None or dst.buffer.address is not None
+        mask = self.mask(src.buffer)
+        if not plain or addressed or mask.covers(src) or mask.misses(src):
+            return False
+        src.buffer.needs_fill = True
+        return self.mask(dst.buffer).write_where(dst, mask.copy_of(src))
+
     def _read(self, i: Instruction, access: AccessPattern) -> None:
         buffer = access.buffer
         if not self.mask(buffer).covers(access):
@@ -271,6 +287,19 @@ class _WrittenMask:
         self._marked += view.numel()
         if self._marked >= self.buffer.size and bool(self.bits.all()):
             self.full, self.bits = True, None
+
+    def write_where(self, access: AccessPattern, written: torch.Tensor) -> bool:
+        """As :meth:`write`, of the elements in ``written``; the others count as never written. False when the mask cannot do that."""
+        if self.buffer.size > _LARGEST_MASK:
+            return False
+        if self.bits is None:
+            self.bits, self.full = torch.full((self.buffer.size,), self.full), False
+        view = self._view(access)
+        if view is None or view.numel() != written.numel():
+            return False
+        view.copy_(written.reshape(view.shape))
+        self._marked = 0
+        return True
 
     def covers(self, access: AccessPattern) -> bool:
         if self.full:

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from torch_neuronx.nki import numerics
+from torch_neuronx.nki.dynamic_access import DynamicAccess
 from torch_neuronx.nki.errors import NkiValidationError
 from torch_neuronx.nki.instruction import Engine, Instruction
 from torch_neuronx.nki.isa.constants import dge_mode, engine, oob_mode
 from torch_neuronx.nki.limits import enum_member, same_dtype
 from torch_neuronx.nki.memory import AccessPattern, MemoryRegion
 from torch_neuronx.nki.opcode import Call, opcode
-from torch_neuronx.nki.simulator import Binder, Step, dynamic_access
+from torch_neuronx.nki.simulator import Binder, Step
 from torch_neuronx.nki.tensor import NkiTensor
 
 _PERMUTATIONS = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
@@ -169,7 +170,7 @@ def _rows(bind: Binder, access: AccessPattern, rows: int) -> Any:
         shape = access.shape if access.shape[0] == rows else (rows, access.size // rows)
         view = bind.view(access, shape)
         return lambda: (view, everything, all_there)
-    dynamic = dynamic_access(bind, access)
+    dynamic = DynamicAccess(bind, access)
     if dynamic.dynamic.kind == "vector":
         return dynamic.rows
 
@@ -263,7 +264,7 @@ def _(i: Instruction, bind: Binder) -> Step:
     if _kind(src) != "vector":
         load = bind.raw(src)
         return lambda: put(load().permute(axes))
-    dynamic, skip, line = dynamic_access(bind, src), i.attrs["oob_mode"] is oob_mode.skip, i.line
+    dynamic, skip, line = DynamicAccess(bind, src), i.attrs["oob_mode"] is oob_mode.skip, i.line
     index = src.dynamic.value  # type: ignore[union-attr]
     assert isinstance(index, AccessPattern)
     load_index, old = bind.raw(index, (index.partitions, index.free_size)), bind.raw(dst)
@@ -344,7 +345,7 @@ def _(i: Instruction, bind: Binder) -> Step:
 def _uniqueness(bind: Binder, access: AccessPattern | None, line: object) -> Any:
     """Two rows that add to one address at the same time lose one of the sums."""
     assert access is not None
-    dynamic = dynamic_access(bind, access)
+    dynamic = DynamicAccess(bind, access)
 
     def check() -> None:
         _, rows, valid = dynamic.rows()

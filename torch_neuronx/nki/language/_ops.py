@@ -107,28 +107,18 @@ logical_or = _binary("logical_or", "x or y of 0 and 1")
 logical_xor = _binary("logical_xor", "x xor y of 0 and 1")
 
 
-def invert(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """~x: exclusive or with all ones."""
-    out = _tile(x.shape, dtype or x.dtype)
-    isa.tensor_scalar(out, x, bitwise_xor, -1)
-    return out
+def _with_number(name: str, op: Any, number: float | None, text: str, **options: Any) -> Callable[..., Any]:
+    def function(x: NkiTensor, dtype: Any = None) -> NkiTensor:
+        out = _tile(x.shape, dtype or x.dtype)
+        isa.tensor_scalar(out, x, function if op is None else op, number, **options)
+        return out
+
+    return _named(function, name, text)
 
 
-def logical_not(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """x xor 1, for x of 0 and 1; for other values use ``equal(x, 0)``."""
-    out = _tile(x.shape, dtype or x.dtype)
-    isa.tensor_scalar(out, x, logical_xor, 1.0)
-    return out
-
-
-def negative(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """-x."""
-    out = _tile(x.shape, dtype or x.dtype)
-    isa.tensor_scalar(out, x, multiply, -1.0)
-    return out
-
-
-invert.nki_op, logical_not.nki_op = "invert", "logical_not"  # type: ignore[attr-defined]
+invert = _with_number("invert", bitwise_xor, -1, "~x: exclusive or with all ones.")
+logical_not = _with_number("logical_not", logical_xor, 1.0, "x xor 1, for x of 0 and 1; for other values use ``equal(x, 0)``.")
+negative = _with_number("negative", multiply, -1.0, "-x.")
 
 
 def _activation(name: str, text: str) -> Callable[..., Any]:
@@ -163,13 +153,13 @@ arctan = _activation("arctan", "The arctangent")
 sign = _activation("sign", "-1, 0 or 1")
 
 
-def _rsqrt(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    out = _tile(x.shape, dtype or x.dtype)
-    isa.tensor_scalar(out, x, rsqrt, None, engine=isa.engine.gpsimd)
-    return out
-
-
-rsqrt = _named(_rsqrt, "rsqrt", "1 / sqrt(x), on GpSimd: more precise and slower than the Scalar engine's; not from PSUM.")
+rsqrt = _with_number(
+    "rsqrt",
+    None,
+    None,
+    "1 / sqrt(x), on GpSimd: more precise and slower than the Scalar engine's; not from PSUM.",
+    engine=isa.engine.gpsimd,
+)
 
 
 def _reciprocal(x: NkiTensor, dtype: Any = None) -> NkiTensor:
