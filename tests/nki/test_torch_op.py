@@ -1,5 +1,7 @@
 """Kernels called from PyTorch: eager on `neuron`, as custom ops, with gradients and fake tensors."""
 
+import dataclasses
+
 import nki
 import nki.isa as nisa
 import nki.language as nl
@@ -132,3 +134,37 @@ def test_compiled_as_one_node(x):
 def test_same_inputs_same_bits(x):
     big = torch.randn(128, 512)
     assert torch.equal(scale_kernel(big, 0.3), scale_kernel(big, 0.3))
+
+
+@dataclasses.dataclass
+class Sizes(nl.NKIObject):  # type: ignore[misc]
+    rows: int
+    columns: int
+    spare: int
+
+
+@dataclasses.dataclass
+class Whole(nl.NKIObject):  # type: ignore[misc]
+    rows: int
+    columns: int
+
+    def __init__(self, size):
+        self.rows = self.columns = size
+
+
+def test_objects_as_arguments(x):
+    """A dataclass of NKIObject may leave out fields without a default, as AWS's kernel library does."""
+
+    @nki.jit
+    def corner(x, sizes):
+        out = nl.ndarray((sizes.rows, sizes.columns), x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, nl.load(x[0 : sizes.rows, 0 : sizes.columns]))
+        return out
+
+    with pytest.warns(nki.NkiWarning, match="Sizes: spare not given, so None"):
+        sizes = Sizes(rows=8, columns=4)
+    torch.testing.assert_close(corner(x, sizes), x[:8, :4])
+    corner(x, Sizes(8, 4, spare=1))
+    corner(x, Sizes(8, 4, spare=1))
+    corner(x, Whole(8))
+    assert len(corner._cache) == 3

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch_neuronx.nki import numerics, trace
-from torch_neuronx.nki.errors import NkiValidationError
+from torch_neuronx.nki.errors import NkiValidationError, NkiWarning
 from torch_neuronx.nki.instruction import Instruction, Register
 from torch_neuronx.nki.memory import AccessPattern
 from torch_neuronx.nki.opcode import opcode
@@ -129,7 +131,22 @@ def _(i: Instruction, bind: Binder) -> Step:
     return step
 
 
-class NKIObject:
+class _Forgiving(abc.ABCMeta):
+    """Dataclasses of which AWS's front end lets fields without a default be left out, and its library does."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        # A class may have an __init__ of its own; the one that dataclass() writes comes from no file.
+        if dataclasses.is_dataclass(cls) and cls.__init__.__code__.co_filename == "<string>":
+            fields = [field for field in dataclasses.fields(cls) if field.init][len(args) :]
+            none = dataclasses.MISSING
+            missing = [f.name for f in fields if f.default is none and f.default_factory is none and f.name not in kwargs]
+            if missing:
+                warnings.warn(f"{cls.__name__}: {', '.join(missing)} not given, so None", NkiWarning, stacklevel=2)
+                kwargs.update(dict.fromkeys(missing))
+        return super().__call__(*args, **kwargs)
+
+
+class NKIObject(metaclass=_Forgiving):
     """The base of classes whose objects go in and out of kernels. Without ``@dataclass``, fields are keyword arguments."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
