@@ -163,7 +163,7 @@ void NeuronAllocator::copy_data(void* destination, const void* source, size_t by
     TORCH_CHECK(device >= 0, "Both sides of copy_data() must be memory of a neuron device.");
     for (Stream* stream : open_streams(device)) stream->synchronize();
   }
-  std::memcpy(host_address(destination), host_address(source), bytes);
+  target().memory(device_of(destination)).copy(destination, source, bytes);
 }
 
 bool NeuronAllocator::initialized() { return target_is_open(); }

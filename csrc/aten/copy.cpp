@@ -8,10 +8,8 @@
 #include <ATen/ops/_to_copy_native.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/from_blob.h>
 #include <torch/library.h>
 
-#include <cstring>
 #include <memory>
 
 #include "csrc/aten/front_end.h"
@@ -21,6 +19,7 @@
 #include "csrc/program/explain.h"
 #include "csrc/runtime/memory.h"
 #include "csrc/runtime/settings.h"
+#include "csrc/runtime/target.h"
 
 namespace neuron {
 namespace {
@@ -34,6 +33,8 @@ void* device_data(const at::Tensor& tensor) {
   auto* start = static_cast<char*>(const_cast<void*>(tensor.storage().unsafeGetStorageImpl()->data()));
   return start + tensor.storage_offset() * static_cast<int64_t>(tensor.element_size());
 }
+
+Memory& memory_of(const at::Tensor& tensor) { return target().memory(tensor.device().index()); }
 
 void finish(Stream& stream) {
   if (C10_UNLIKELY(settings().launch_blocking)) stream.synchronize();
@@ -65,19 +66,20 @@ void record_pinned(const at::Tensor& host, const Stream& stream) {
 void bytes_to_device(const at::Tensor& destination, const at::Tensor& source, bool non_blocking) {
   interrupt("a copy from the host");
   auto& stream = stream_for(destination);
-  void* to = host_address(device_data(destination));
+  auto& memory = memory_of(destination);
+  void* to = device_data(destination);
   const void* from = source.const_data_ptr();
   size_t bytes = source.nbytes();
   note_bytes(CopyKind::host_to_device, bytes);
   if (non_blocking && is_pinned(from)) {
-    stream.call([=] { std::memcpy(to, from, bytes); });
+    stream.call([=, &memory] { memory.write(to, from, bytes); });
     record_pinned(source, stream);
   } else if (bytes <= kStagedBytes) {
     auto staged = std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
-    stream.call([=] { std::memcpy(to, staged->data(), bytes); });
+    stream.call([=, &memory] { memory.write(to, staged->data(), bytes); });
   } else {
     // The caller may change its memory when we return.
-    stream.drain(stream.call([=] { std::memcpy(to, from, bytes); }));
+    stream.drain(stream.call([=, &memory] { memory.write(to, from, bytes); }));
   }
   finish(stream);
 }
@@ -85,18 +87,19 @@ void bytes_to_device(const at::Tensor& destination, const at::Tensor& source, bo
 void bytes_to_host(const at::Tensor& destination, const at::Tensor& source, bool non_blocking) {
   interrupt("a copy to the host");
   auto& stream = stream_for(source);
-  const void* from = host_address(device_data(source));
+  auto& memory = memory_of(source);
+  const void* from = device_data(source);
   void* to = destination.mutable_data_ptr();
   size_t bytes = source.nbytes();
   note_bytes(CopyKind::device_to_host, bytes);
   if (non_blocking && is_pinned(to)) {
-    stream.call([=] { std::memcpy(to, from, bytes); });
+    stream.call([=, &memory] { memory.read(to, from, bytes); });
     record_pinned(destination, stream);
     return finish(stream);
   }
   note_sync("copy to the host");
   stream.synchronize();
-  std::memcpy(to, from, bytes);
+  memory.read(to, from, bytes);
 }
 
 void copy_to_device(const at::Tensor& destination, const at::Tensor& source, bool non_blocking) {
@@ -126,10 +129,11 @@ void copy_across(const at::Tensor& destination, const at::Tensor& source) {
   auto& reader = stream_for(from);
   auto& writer = stream_for(destination);
   writer.wait_for(reader, reader.enqueued());
-  void* to = host_address(device_data(destination));
-  const void* memory = host_address(device_data(from));
+  auto& memory = memory_of(destination);
+  void* to = device_data(destination);
+  const void* source_data = device_data(from);
   size_t bytes = from.nbytes();
-  uint64_t done = writer.call([=] { std::memcpy(to, memory, bytes); });
+  uint64_t done = writer.call([=, &memory] { memory.copy(to, source_data, bytes); });
   // The source's memory may be reused in its stream's order: that stream goes on only after the copy.
   reader.wait_for(writer, done);
   note_bytes(CopyKind::device_to_device, bytes);
@@ -187,7 +191,8 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
   interrupt("item()");
   note_sync("item()");
   stream_for(self).synchronize();
-  auto element = at::from_blob(host_address(device_data(self)), {}, self.options().device(at::kCPU));
+  auto element = at::empty({}, self.options().device(at::kCPU));
+  memory_of(self).read(element.mutable_data_ptr(), device_data(self), element.nbytes());
   if (self.is_conj()) element = element.conj();
   if (self.is_neg()) element = element._neg_view();
   return element.item();

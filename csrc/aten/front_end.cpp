@@ -154,7 +154,7 @@ std::vector<at::Tensor> scratch_like(const CallReader& reader) {
     if (found == storages.end()) {
       auto& allocator = NeuronAllocator::get();
       auto data = allocator.allocate(original->nbytes());
-      if (data.get() != nullptr) std::memset(host_address(data.get()), 0, original->nbytes());
+      if (data.get() != nullptr) target().memory(tensor.device().index()).clear(data.get(), original->nbytes());
       storages.emplace_back(original, c10::Storage(c10::Storage::use_byte_size_t(), original->nbytes(), std::move(data), &allocator, true));
       found = storages.end() - 1;
     }

@@ -71,7 +71,8 @@ void Hooks::resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) co
     Stream* stream = current_stream(impl->device().index());
     void* to = fresh.get();
     void* from = impl->mutable_data();
-    stream->call([=] { std::memcpy(host_address(to), host_address(from), kept); });
+    auto& memory = target().memory(impl->device().index());
+    stream->call([=, &memory] { memory.copy(to, from, kept); });
     // The old block goes back to the stream that it was allocated on, which may be another one.
     allocator->recordStream(impl->data_ptr(), to_c10(stream));
   }

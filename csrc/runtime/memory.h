@@ -34,6 +34,14 @@ class Memory {
 
   /// True when `address` lies inside a segment of this device.
   virtual bool contains(const void* address) const = 0;
+
+  // Bytes into, out of and within segments. They are called where no queued work can touch the same bytes: by a record of a stream, or with
+  // the stream drained. They block until the bytes have arrived, touch no Python, and throw c10::Error.
+  virtual void write(void* to, const void* host, size_t bytes) = 0;
+  virtual void read(void* host, const void* from, size_t bytes) = 0;
+  /// `from` may lie on another device.
+  virtual void copy(void* to, const void* from, size_t bytes) = 0;
+  virtual void clear(void* to, size_t bytes) = 0;
 };
 
 /// Distance from a device address to the address through which kernels may touch it: 0, or the offset of the read-write alias

@@ -8,19 +8,20 @@
 #include "csrc/runtime/emulated/device.h"
 #include "csrc/runtime/emulated/instance.h"
 #include "csrc/runtime/settings.h"
+#include "csrc/runtime/trainium/device.h"
 
 namespace neuron {
 namespace {
 
 std::atomic<Target*> opened{nullptr};
 
+/// "auto" takes the chip where there is one.
+bool uses_trainium(const Settings& s) { return s.target == "trainium" || (s.target == "auto" && trainium::is_present()); }
+
 std::unique_ptr<Target> open_target() {
   const Settings& s = settings();
   TORCH_CHECK(s.problem.empty(), s.problem);
-  TORCH_CHECK(s.target != "trainium",
-              "TORCH_NEURONX_TARGET=trainium asks for a Trainium chip, but this build has no support for the Neuron runtime (libnrt.so.1). "
-              "Unset TORCH_NEURONX_TARGET, or set it to \"emulated\", to run on emulated NeuronCores.");
-  return emulated::open_target(s);
+  return uses_trainium(s) ? trainium::open_target() : emulated::open_target(s);
 }
 
 }  // namespace
@@ -30,7 +31,8 @@ int device_count() noexcept {
     try {
       const Settings& s = settings();
       std::string problem = s.problem;
-      if (!problem.empty() || s.target == "trainium") return 0;
+      if (!problem.empty()) return 0;
+      if (uses_trainium(s)) return trainium::visible_cores();
       return static_cast<int>(emulated::devices_of(s, &problem).size());
     } catch (const std::exception&) {
       return 0;  // out of host memory: the next use of the device says so

@@ -92,6 +92,10 @@ class EmulatedMemory final : public Memory, public SharedMemory {
   void release(void* segment, size_t bytes) noexcept override;
   void info(int64_t* free, int64_t* total) override;
   bool contains(const void* address) const override;
+  void write(void* to, const void* host, size_t bytes) override;
+  void read(void* host, const void* from, size_t bytes) override;
+  void copy(void* to, const void* from, size_t bytes) override;
+  void clear(void* to, size_t bytes) override;
 
   SharedRange share(const void* address) const override;
   void* adopt(int fd, size_t offset, size_t bytes) override;

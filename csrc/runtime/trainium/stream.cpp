@@ -1,0 +1,217 @@
+#include "csrc/runtime/trainium/stream.h"
+
+#include <c10/util/Exception.h>
+
+#include <chrono>
+
+#include "csrc/runtime/executable.h"
+#include "csrc/runtime/settings.h"
+
+namespace neuron::trainium {
+namespace {
+
+thread_local TrainiumStream* running_stream = nullptr;
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::mutex registry_mutex;
+std::vector<TrainiumStream*>& registry() {
+  static auto* all = new std::vector<TrainiumStream*>;
+  return *all;
+}
+std::atomic<bool> shutting_down{false};
+
+}  // namespace
+
+std::atomic<int>& lost_core() {
+  static std::atomic<int> status{NRT_SUCCESS};
+  return status;
+}
+
+TrainiumStream::TrainiumStream(int device, int64_t id, int priority) : Stream(device, id, priority) {
+  std::lock_guard lock(registry_mutex);
+  registry().push_back(this);
+}
+
+TrainiumStream* TrainiumStream::running() { return running_stream; }
+
+// ---- Adding work ----
+
+uint64_t TrainiumStream::push(std::function<void()> work, bool pipelined, std::string name) {
+  std::unique_lock lock(mutex_);
+  if (records_.size() >= kQueued) {
+    HostWaitScope released;  // Ctrl-C is seen between calls: the queue drains while nothing is added
+    changed_.wait(lock, [this] { return records_.size() < kQueued; });
+  }
+  const uint64_t sequence = enqueued_.load(std::memory_order_relaxed) + 1;
+  enqueued_.store(sequence, std::memory_order_release);
+  records_.push_back({sequence, std::move(work), pipelined, std::move(name)});
+  if (!thread_.joinable()) thread_ = std::thread([this] { work_off(); });
+  changed_.notify_all();
+  return sequence;
+}
+
+uint64_t TrainiumStream::launch(Executable& exe, const uint64_t* words, size_t count) {
+  std::vector<uint64_t> kept(words, words + count);
+  if (Capture* taken = capture()) {
+    taken->add({&exe, nullptr, std::move(kept)});
+    return enqueued();
+  }
+  return push([&exe, kept = std::move(kept)] { exe.run(kept.data()); }, true, exe.name());
+}
+
+uint64_t TrainiumStream::call(std::function<void()> fn) {
+  if (Capture* taken = capture()) {
+    taken->add({nullptr, std::move(fn), {}});
+    return enqueued();
+  }
+  return push(std::move(fn), false, "a host function");
+}
+
+uint64_t TrainiumStream::mark(TimeCell time) {
+  if (capture()) {
+    return call([time] {
+      if (time) time->store(now_ns(), std::memory_order_release);
+    });
+  }
+  return push(
+      [time] {
+        if (time) time->store(now_ns(), std::memory_order_release);
+      },
+      false, "an event");
+}
+
+void TrainiumStream::wait_for(Stream& other, uint64_t sequence) {
+  if (&other == this || other.reached(sequence)) return;
+  push([&other, sequence] { other.drain(sequence); }, false, "a wait for another stream");
+}
+
+// ---- Waiting ----
+
+bool TrainiumStream::query() { return completed() >= enqueued(); }
+
+void TrainiumStream::drain(uint64_t sequence) {
+  TORCH_CHECK(capture() == nullptr, "The host cannot wait for a stream while a graph captures it.");
+  if (reached(sequence)) return;
+  HostWaitScope released;
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return reached(sequence); });
+}
+
+void TrainiumStream::raise_pending() {
+  if (!has_pending()) return;
+  std::exception_ptr error;
+  {
+    std::lock_guard lock(error_mutex_);
+    error = std::exchange(error_, nullptr);
+    has_pending_.store(false, std::memory_order_release);
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+void TrainiumStream::fail(std::exception_ptr error) {
+  std::lock_guard lock(error_mutex_);
+  if (!error_) error_ = std::move(error);
+  has_pending_.store(true, std::memory_order_release);
+}
+
+// ---- The stream's thread ----
+
+void TrainiumStream::work_off() {
+  running_stream = this;
+  std::unique_lock lock(mutex_);
+  while (true) {
+    if (records_.empty() && !under_way_.empty()) {
+      lock.unlock();
+      finish_oldest();
+      lock.lock();
+      continue;
+    }
+    changed_.wait(lock, [this] { return !records_.empty() || shutting_down.load(); });
+    if (records_.empty()) return;
+    Record record = std::move(records_.front());
+    records_.pop_front();
+    changed_.notify_all();
+    lock.unlock();
+    run(record);
+    lock.lock();
+  }
+}
+
+void TrainiumStream::run(Record& record) {
+  if (!record.pipelined) {
+    while (finish_oldest()) {
+    }
+  }
+  current_ = record.sequence;
+  const size_t before = under_way_.size();
+  try {
+    if (const auto lost = static_cast<NRT_STATUS>(lost_core().load()); lost != NRT_SUCCESS && record.pipelined) {
+      raise_status(lost, "running " + record.name + " on a core that was lost earlier");
+    }
+    record.work();
+  } catch (...) {
+    fail(std::current_exception());
+  }
+  // A launch that scheduled nothing (or failed) has ended; but sequences complete in order.
+  if (under_way_.size() == before || (!under_way_.empty() && under_way_.back().first != record.sequence)) {
+    while (finish_oldest()) {
+    }
+    complete(record.sequence);
+  }
+}
+
+void TrainiumStream::add(InFlight execution) {
+  under_way_.emplace_back(current_, std::move(execution));
+  while (under_way_.size() > kInFlight) finish_oldest();
+}
+
+bool TrainiumStream::finish_oldest() {
+  if (under_way_.empty()) return false;
+  auto [sequence, execution] = std::move(under_way_.front());
+  under_way_.pop_front();
+  const NRT_STATUS status = execution.request->wait();
+  execution.request.reset();
+  if (execution.finish) execution.finish();
+  if (is_terminal(status)) lost_core().store(status);
+  if (status != NRT_SUCCESS) {
+    try {
+      raise_status(status, c10::str("running ", execution.name, " on neuron:", device,
+                                    ", asynchronously: the call that caused it is earlier in the program (NEURON_LAUNCH_BLOCKING=1 makes each "
+                                    "call raise its own errors)"));
+    } catch (...) {
+      fail(std::current_exception());
+    }
+  }
+  complete(sequence);
+  return true;
+}
+
+void TrainiumStream::complete(uint64_t sequence) {
+  std::lock_guard lock(mutex_);
+  if (sequence > completed_.load(std::memory_order_relaxed)) completed_.store(sequence, std::memory_order_release);
+  changed_.notify_all();
+}
+
+void TrainiumStream::end_thread() {
+  {
+    std::lock_guard lock(mutex_);
+    changed_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void shutdown_trainium_streams() {
+  std::vector<TrainiumStream*> all;
+  {
+    std::lock_guard lock(registry_mutex);
+    all = registry();
+  }
+  for (auto* stream : all) stream->drain(stream->enqueued());
+  shutting_down.store(true);
+  for (auto* stream : all) stream->end_thread();
+}
+
+}  // namespace neuron::trainium
