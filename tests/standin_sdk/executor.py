@@ -1,0 +1,143 @@
+"""The process behind one core of the stand-in runtime: executes the HLO of NEFFs with XLA on the CPU.
+
+Started by the stand-in ``libnrt.so.1`` as ``executor.py <socket> <pid of the runtime's process> <core>``. It answers one line per line:
+``load ID PLACE``, ``execute ID nan|- PLACE... -> PLACE...``, ``unload ID``, ``forget FD``; a PLACE is ``fd:offset:bytes`` of the other process.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import jax
+import ml_dtypes
+import numpy as np
+from jax._src.lib import xla_client
+from jax.extend import backend as jax_backend
+from neff import Neff, Variable
+
+jax.config.update("jax_enable_x64", True)
+
+# nrt_dtype_t by NumPy name; what has no value of its own travels as bytes of its size.
+NRT_DTYPES = {
+    "uint64": 0x1,
+    "int8": 0x2,
+    "uint8": 0x3,
+    "bool": 0x3,
+    "int16": 0x4,
+    "uint16": 0x5,
+    "bfloat16": 0x6,
+    "float16": 0x7,
+    "int32": 0x8,
+    "uint32": 0x9,
+    "float32": 0xA,
+    "int64": 0xC,
+    "float8_e3m4": 0xD,
+    "float8_e4m3": 0xE,
+    "float8_e4m3fn": 0xE,
+    "float8_e5m2": 0xF,
+}
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    return np.dtype(getattr(ml_dtypes, name, None) or name)
+
+
+class Model:
+    def __init__(self, neff: Neff) -> None:
+        self.neff = neff
+        backend = jax_backend.get_backend("cpu")
+        self.device = backend.local_devices()[0]
+        module = xla_client._xla.mlir.hlo_to_stablehlo(neff.hlo)
+        devices = xla_client.DeviceList((self.device,))
+        self.executable = backend.compile_and_load(module, devices, xla_client.CompileOptions())
+
+    def describe(self) -> str:
+        def one(variable: Variable) -> str:
+            dtype = numpy_dtype(variable.dtype)
+            size = int(np.prod(variable.shape, dtype=np.int64)) * dtype.itemsize
+            return " ".join(map(str, [variable.name, NRT_DTYPES.get(dtype.name, 0), size, len(variable.shape), *variable.shape]))
+
+        lists = [self.neff.inputs, self.neff.outputs]
+        return " ".join(" ".join([str(len(variables)), *map(one, variables)]) for variables in lists)
+
+    def run(self, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> bool:
+        """Runs and writes the outputs; True when one holds NaN."""
+        # The device may not alias what the runtime's process may write: the arrays are copied.
+        arrays = [jax.device_put(array.copy(), self.device) for array in inputs]
+        results = self.executable.execute_sharded(arrays).disassemble_into_single_device_arrays()
+        nan = False
+        for place, (result,) in zip(outputs, results, strict=True):
+            value = np.asarray(result)
+            place[...] = value
+            if value.dtype.kind == "f" or value.dtype.name.startswith(("bfloat", "float8")):
+                nan = nan or bool(np.isnan(value.astype(np.float32)).any())
+        return nan
+
+
+class Server:
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self.connection = connection
+        self.pid = pid
+        self.models: dict[str, Model] = {}
+        self.mappings: dict[str, mmap.mmap] = {}
+
+    def memory(self, place: str) -> np.ndarray:
+        fd, offset, size = place.split(":")
+        if fd not in self.mappings:
+            with open(f"/proc/{self.pid}/fd/{fd}", "r+b") as file:
+                self.mappings[fd] = mmap.mmap(file.fileno(), 0)
+        return np.frombuffer(self.mappings[fd], np.uint8, int(size), int(offset))
+
+    def array(self, variable: Variable, place: str) -> np.ndarray:
+        raw = self.memory(place)
+        if not raw.flags.aligned or raw.ctypes.data % numpy_dtype(variable.dtype).itemsize:
+            raise ValueError(f"tensor {variable.name} is not aligned to its dtype")
+        return raw.view(numpy_dtype(variable.dtype)).reshape(variable.shape)
+
+    def load(self, model: str, place: str) -> str:
+        self.mappings.pop(place.split(":")[0], None)
+        self.models[model] = Model(Neff.unpack(self.memory(place).tobytes()))
+        self.forget(place.split(":")[0])
+        return " " + self.models[model].describe()
+
+    def unload(self, model: str) -> str:
+        del self.models[model]
+        return ""
+
+    def forget(self, fd: str) -> str:
+        self.mappings.pop(fd, None)
+        return ""
+
+    def execute(self, model: str, nan: str, *places: str) -> str:
+        arrow = places.index("->")
+        loaded = self.models[model]
+        inputs = [self.array(*pair) for pair in zip(loaded.neff.inputs, places[:arrow], strict=True)]
+        outputs = [self.array(*pair) for pair in zip(loaded.neff.outputs, places[arrow + 1 :], strict=True)]
+        found = loaded.run(inputs, outputs)
+        return " nan" if nan == "nan" and found else ""
+
+    def serve(self) -> None:
+        for line in self.connection.makefile("r"):
+            command, *words = line.split()
+            try:
+                answer = "ok" + getattr(self, command)(*words)
+            except Exception as error:  # told to the runtime, which makes a status of it
+                answer = f"{type(error).__name__}: {error}".replace("\n", " ")
+            self.connection.sendall(f"{answer}\n".encode())
+
+
+def main(arguments: list[str]) -> Any:
+    Server(socket.socket(fileno=int(arguments[0])), int(arguments[1])).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
