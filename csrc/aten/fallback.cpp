@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 
+#include "csrc/aten/fallback.h"
 #include "csrc/aten/interrupt.h"
 #include "csrc/program/explain.h"
 #include "csrc/runtime/settings.h"
@@ -30,9 +31,10 @@ void warn_once(const std::string& name, const std::string& reason) {
              "torch.neuron.explain() counts it.");
 }
 
-void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+}  // namespace
+
+void allow_fallback(const c10::OperatorHandle& op, const std::string& reason) {
   const std::string name = toString(op.operator_name());
-  const std::string reason = reason_of(op);
   TORCH_CHECK_NOT_IMPLEMENTED(settings().fallback != Fallback::error, name, " cannot run on device neuron: ", reason,
                               ", and TORCH_NEURONX_FALLBACK=error forbids running it on the host. Set TORCH_NEURONX_FALLBACK=warn or "
                               "allow, or move its tensors to the CPU.");
@@ -40,6 +42,12 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   count_fallback(name);
   recording().fallback(name, reason);
   if (settings().fallback == Fallback::warn) warn_once(name, reason);
+}
+
+namespace {
+
+void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  allow_fallback(op, reason_of(op));
   at::native::cpu_fallback(op, stack);
 }
 

@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <unordered_map>
 
 #include "csrc/aten/allocator.h"
 #include "csrc/aten/call_reader.h"
 #include "csrc/aten/device_tensor.h"
+#include "csrc/aten/fallback.h"
 #include "csrc/aten/graph.h"
 #include "csrc/aten/guard.h"
 #include "csrc/aten/recorder.h"
@@ -49,6 +51,8 @@ class OpState {
                                        torch::jit::Stack& results);
   c10::intrusive_ptr<CacheEntry> keep(CallReader& reader, uint64_t hash, Program program);
   void repeat(CacheEntry& entry, CallReader& reader, Stream& stream, const torch::jit::Stack& results);
+  void miss_inferred(CallReader& reader, uint64_t hash, torch::jit::Stack* stack);
+  bool load_inferred(CallReader& reader, uint64_t hash, std::string* why);
 
   const c10::OperatorHandle op_;
   std::once_flag prepared_;
@@ -57,6 +61,8 @@ class OpState {
   bool draws_ = false;  ///< its last two arguments are the seed and offset of random words
   OpSpec spec_;
   Cache cache_;
+  std::mutex refused_mutex_;
+  std::unordered_map<uint64_t, std::string> refused_;  ///< keys that the target cannot run, and why
 };
 
 namespace {
@@ -322,6 +328,7 @@ void OpState::hit(CacheEntry& entry, CallReader& reader, torch::jit::Stack* stac
 
 /// Runs inline after the stream's earlier work, and learns the metadata. `hash` 0: not to be cached.
 void OpState::miss(CallReader& reader, uint64_t hash, torch::jit::Stack* stack) {
+  if (program_target().infers()) return miss_inferred(reader, hash, stack);
   Stream* stream = current_stream(reader.device());
   if (hash != 0) {
     Program program = reader.program();
@@ -404,6 +411,41 @@ void OpState::record_inline(CallReader& reader, uint64_t hash, Stream& stream, c
   auto entry = hash == 0 ? nullptr : cache_.find(hash, reader.key());
   if (!entry) return Recorder::current()->stop(c10::str(op_.operator_name(), ": its results do not follow from its arguments' metadata"));
   Recorder::current()->launched(*entry, reader, reader.words(), fresh_storages(*entry->program, results), stream, draws_);
+}
+
+/// On a target that learns without running: what can be loaded is launched, the rest runs on the host as the policy says.
+void OpState::miss_inferred(CallReader& reader, uint64_t hash, torch::jit::Stack* stack) {
+  std::string why = "its results depend on data";
+  if (hash != 0 && load_inferred(reader, hash, &why)) {
+    if (auto entry = cache_.find(hash, reader.key())) return hit(*entry, reader, stack);
+  }
+  allow_fallback(op_, why);
+  Stream* stream = current_stream(reader.device());
+  note_sync("a call ran on the host");
+  program_target().run_on_host(op_, stack, *stream);
+}
+
+bool OpState::load_inferred(CallReader& reader, uint64_t hash, std::string* why) {
+  {
+    std::lock_guard lock(refused_mutex_);
+    if (auto known = refused_.find(hash); known != refused_.end()) return *why = known->second, false;
+  }
+  if (recording().on()) note_miss(reader);
+  Program program = reader.program();
+  bool loaded = false;
+  try {
+    if (program_target().infer(program, reader.tensors(), why)) {
+      keep(reader, hash, std::move(program));
+      loaded = true;
+    }
+  } catch (const c10::NotImplementedError& error) {
+    *why = error.what_without_backtrace();
+  }
+  if (!loaded) {
+    std::lock_guard lock(refused_mutex_);
+    refused_.emplace(hash, *why);
+  }
+  return loaded;
 }
 
 void OpState::note_miss(const CallReader& reader) {

@@ -34,4 +34,24 @@ size_t TensorMeta::span_bytes() const {
   return (last + 1) * c10::elementSize(dtype);
 }
 
+void put(std::vector<c10::IValue>& arguments, const Place& where, c10::IValue value) {
+  if (where.element < 0) {
+    arguments[where.arg] = std::move(value);
+  } else {
+    arguments[where.arg].toList().set(where.element, std::move(value));
+  }
+}
+
+std::vector<c10::IValue> own_lists(const OpCall& call) {
+  auto arguments = call.arguments;
+  auto own = [&](const Place& where) {
+    if (where.element == 0 || (where.element > 0 && arguments[where.arg].is(call.arguments[where.arg]))) {
+      arguments[where.arg] = arguments[where.arg].toList().copy();
+    }
+  };
+  for (const auto& slot : call.tensors) own(slot.place);
+  for (const auto& payload : call.payloads) own(payload.place);
+  return arguments;
+}
+
 }  // namespace neuron

@@ -68,6 +68,12 @@ struct OpCall {
   std::vector<Payload> payloads;
 };
 
+/// Puts a value into its place among the arguments.
+void put(std::vector<c10::IValue>& arguments, const Place& where, c10::IValue value);
+
+/// The call's arguments, with lists of their own where elements are slots or payloads: IValue copies share their list.
+std::vector<c10::IValue> own_lists(const OpCall& call);
+
 /// What one returned value is.
 struct ResultMeta {
   enum class Kind : uint8_t {

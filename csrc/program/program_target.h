@@ -4,6 +4,7 @@
 #include <ATen/core/stack.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "csrc/program/op_call.h"
@@ -40,6 +41,20 @@ class ProgramTarget {
   /// the Program must not be kept.
   virtual bool trace(Program& program, c10::ArrayRef<at::Tensor> tensors, Stream& stream, torch::jit::Stack& results) = 0;
 
+  /// Whether this target learns what a call returns without running it: then infer() stands for trace(), and a call that misses the cache
+  /// is launched like one that hits it.
+  virtual bool infers() const { return false; }
+
+  /// Fills program.returns and program.fresh of a Program of one call. `tensors`: the actual tensors of the call's slots. Throws what the
+  /// call would throw for bad arguments. Returns false, with the reason, when that cannot be told beforehand: such a call runs on the host.
+  virtual bool infer(Program& program, c10::ArrayRef<at::Tensor> tensors, std::string* why) {
+    (void)program, (void)tensors, (void)why;
+    return false;
+  }
+
+  /// Runs a call on the host that infer() or load() refused, after all earlier work of `stream`: copies its tensors both ways.
+  virtual void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack, Stream& stream) { run_any_layout(op, stack, stream); }
+
   /// Runs a call whose tensors may have any layout (sparse, nested, quantized), on the calling thread after all earlier work of
   /// `stream`. Such calls are not cached: their results depend on data.
   virtual void run_any_layout(const c10::OperatorHandle& op, torch::jit::Stack* stack, Stream& stream) = 0;
@@ -47,6 +62,9 @@ class ProgramTarget {
   /// Results that differed from their cached metadata, counted under TORCH_NEURONX_CHECK_META=1.
   virtual uint64_t meta_mismatches() const = 0;
 };
+
+/// Dispatch keys that kernels must not meet: what they stand for was handled before the device's kernel was called.
+const c10::DispatchKeySet& keys_above_kernels();
 
 /// The one of the target in use.
 ProgramTarget& program_target();

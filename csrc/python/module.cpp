@@ -59,4 +59,5 @@ PYBIND11_MODULE(_C, m) {
   bind_ipc(m);
   bind_nki(m);
   bind_distributed(m);
+  bind_program_compiler(m);
 }

@@ -28,17 +28,6 @@ namespace {
 constexpr c10::DispatchKeySet kCpu(c10::DispatchKey::CPU);
 std::atomic<uint64_t> mismatches{0};
 
-}  // namespace
-
-const c10::DispatchKeySet& keys_above_kernels() {
-  static const c10::DispatchKeySet keys = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
-                                          c10::functorch_transforms_ks | c10::python_ks |
-                                          c10::DispatchKeySet({c10::DispatchKey::Functionalize, c10::DispatchKey::Tracer});
-  return keys;
-}
-
-namespace {
-
 /// Sets the number of OpenMP threads for one kernel. torch's own OpenMP runtime is found by name: linking another one would
 /// give the process two. at::set_num_threads() is not used because it changes process-wide settings.
 class ThreadScope {
@@ -116,14 +105,6 @@ c10::DataPtr adopt_memory(c10::StorageImpl& cpu, Stream& stream, const TraceAren
 
 namespace {
 
-void put(std::vector<c10::IValue>& arguments, const Place& where, c10::IValue value) {
-  if (where.element < 0) {
-    arguments[where.arg] = std::move(value);
-  } else {
-    arguments[where.arg].toList().set(where.element, std::move(value));
-  }
-}
-
 c10::IValue scalar_value(Payload::Type type, const uint64_t* words) {
   double real, imaginary;
   std::memcpy(&real, words, sizeof real);
@@ -139,19 +120,6 @@ c10::IValue scalar_value(Payload::Type type, const uint64_t* words) {
       return c10::complex<double>(real, imaginary);
   }
   return {};
-}
-
-/// Lists are shared by IValue copies: a frame that changes elements needs lists of its own.
-std::vector<c10::IValue> own_lists(const OpCall& call) {
-  auto arguments = call.arguments;
-  auto own = [&](const Place& where) {
-    if (where.element == 0 || (where.element > 0 && arguments[where.arg].is(call.arguments[where.arg]))) {
-      arguments[where.arg] = arguments[where.arg].toList().copy();
-    }
-  };
-  for (const auto& slot : call.tensors) own(slot.place);
-  for (const auto& payload : call.payloads) own(payload.place);
-  return arguments;
 }
 
 }  // namespace
@@ -513,7 +481,7 @@ class EmulatedPrograms final : public ProgramTarget {
 
 }  // namespace
 
-ProgramTarget& program_target() {
+ProgramTarget& emulated_programs() {
   static auto* target = (install_arena(), new EmulatedPrograms);
   return *target;
 }

@@ -10,9 +10,6 @@ namespace neuron {
 
 class TraceArena;
 
-/// Dispatch keys that kernels must not meet: what they stand for was handled before the device's kernel was called.
-const c10::DispatchKeySet& keys_above_kernels();
-
 /// A CPU storage on memory that it does not own; and one on the memory of a device storage.
 c10::Storage cpu_storage(void* data, size_t bytes);
 c10::Storage cpu_view(const c10::Storage& device);
@@ -74,5 +71,8 @@ class EmulatedExecutable final : public Executable {
   Frame frame_;
   torch::jit::Stack stack_;
 };
+
+/// The Programs of this target.
+ProgramTarget& emulated_programs();
 
 }  // namespace neuron

@@ -4,8 +4,8 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <cstring>
 
-#include "csrc/runtime/trainium/executable.h"
 #include "csrc/runtime/trainium/stream.h"
 
 namespace neuron::trainium {
@@ -36,9 +36,14 @@ const Generation& generation_of(const nrt_instance_info_t& info) {
 
 TrainiumTarget* opened = nullptr;
 
+std::vector<void (*)()>& closers() {
+  static auto* all = new std::vector<void (*)()>;
+  return *all;
+}
+
 void close_target() {
   shutdown_trainium_streams();
-  unload_all_models();
+  for (auto* fn : closers()) fn();
   nrt().nrt_close();
 }
 
@@ -90,6 +95,8 @@ Stream* TrainiumTarget::new_stream(int device, int64_t id, int priority) {
   return new TrainiumStream(device, id, priority);  // never destroyed, as the contract says
 }
 
+void before_close(void (*fn)()) { closers().push_back(fn); }
+
 bool is_present() {
   std::string why;
   return access("/dev/neuron0", F_OK) == 0 && open_nrt(&why) != nullptr;
@@ -108,7 +115,8 @@ int visible_cores() noexcept {
 
 std::unique_ptr<Target> open_target() {
   std::string why;
-  TORCH_CHECK(open_nrt(&why) != nullptr, "TORCH_NEURONX_TARGET=trainium asks for a Trainium chip, but the Neuron runtime cannot be loaded (", why,
+  TORCH_CHECK(open_nrt(&why) != nullptr,
+              "TORCH_NEURONX_TARGET=trainium asks for a Trainium chip, but the Neuron runtime cannot be loaded (", why,
               "). Install aws-neuronx-runtime-lib and put its folder into LD_LIBRARY_PATH, or set TORCH_NEURONX_TARGET=emulated to run on "
               "emulated NeuronCores.");
   auto target = std::make_unique<TrainiumTarget>();

@@ -35,6 +35,9 @@ class TrainiumTarget final : public Target {
   std::vector<Core> cores_;
 };
 
+/// Called at exit, after the streams have ended and before the runtime is closed.
+void before_close(void (*fn)());
+
 /// Whether the runtime's library and a driver's device are there. Opens no device.
 bool is_present();
 

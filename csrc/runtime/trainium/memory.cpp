@@ -45,8 +45,9 @@ void* TrainiumMemory::allocate(size_t bytes) {
   void* address = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (address == MAP_FAILED) {
     nrt().nrt_tensor_free(&tensor);
-    throw OutOfMemory{"host", static_cast<int64_t>(bytes), free, total,
-                      "the system refused address space (not memory) for the segment: raise the limit on virtual memory, ulimit -v unlimited"};
+    throw OutOfMemory{
+        "host", static_cast<int64_t>(bytes), free, total,
+        "the system refused address space (not memory) for the segment: raise the limit on virtual memory, ulimit -v unlimited"};
   }
   std::lock_guard lock(mutex_);
   segments_.emplace(static_cast<char*>(address), Segment{bytes, tensor});

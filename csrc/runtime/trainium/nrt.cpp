@@ -18,7 +18,8 @@ struct StatusRow {
 constexpr const char* kRestart = "The core is lost to this process: start it again.";
 constexpr StatusRow kStatuses[] = {
     {NRT_SUCCESS, "NRT_SUCCESS", ""},
-    {NRT_FAILURE, "NRT_FAILURE", "The runtime's log (NEURON_RT_LOG_LEVEL=INFO) has the cause; a NEFF made for another target gives this too."},
+    {NRT_FAILURE, "NRT_FAILURE",
+     "The runtime's log (NEURON_RT_LOG_LEVEL=INFO) has the cause; a NEFF made for another target gives this too."},
     {NRT_INVALID, "NRT_INVALID", "The runtime refused an argument or the NEFF."},
     {NRT_INVALID_HANDLE, "NRT_INVALID_HANDLE", "A handle of the runtime was used after its end: please report it."},
     {NRT_RESOURCE, "NRT_RESOURCE", "Free device memory: delete tensors, torch.neuron.empty_cache(), or use a smaller batch."},
@@ -26,7 +27,8 @@ constexpr StatusRow kStatuses[] = {
     {NRT_HW_ERROR, "NRT_HW_ERROR", "The hardware reported an error; see dmesg for NEURON_HW_ERR."},
     {NRT_QUEUE_FULL, "NRT_QUEUE_FULL", "The core's queue stayed full."},
     {NRT_LOAD_NOT_ENOUGH_NC, "NRT_LOAD_NOT_ENOUGH_NC", "The NEFF needs more cores than are visible: see NEURON_RT_VISIBLE_CORES."},
-    {NRT_UNSUPPORTED_NEFF_VERSION, "NRT_UNSUPPORTED_NEFF_VERSION", "neuronx-cc is newer than this runtime: install versions of one SDK release."},
+    {NRT_UNSUPPORTED_NEFF_VERSION, "NRT_UNSUPPORTED_NEFF_VERSION",
+     "neuronx-cc is newer than this runtime: install versions of one SDK release."},
     {NRT_FAIL_HOST_MEM_ALLOC, "NRT_FAIL_HOST_MEM_ALLOC", "The host is out of memory."},
     {NRT_UNINITIALIZED, "NRT_UNINITIALIZED", "The runtime has not been initialised: please report it."},
     {NRT_CLOSED, "NRT_CLOSED", "The runtime has been closed: the process is ending."},

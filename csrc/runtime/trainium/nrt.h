@@ -1,4 +1,5 @@
-// The public C interface of the Neuron runtime (libnrt.so.1), in declarations of our own, and the table of its functions that are used here.
+// The public C interface of the Neuron runtime (libnrt.so.1), in declarations of our own, and the table of its functions that are used
+// here.
 //
 // Note [Facts and sources]
 // Names, values and layouts are those of the public headers of runtime 2.30 and of the public documentation of SDK 2.32; no header of the
@@ -126,31 +127,31 @@ enum class AsyncForm {
 };
 
 // One line per function that must be there: result, name, parameters.
-#define NEURON_NRT_FUNCTIONS(F)                                                                                        \
-  F(NRT_STATUS, nrt_get_version, (nrt_version_t*, size_t))                                                             \
-  F(NRT_STATUS, nrt_init, (nrt_framework_type_t, const char*, const char*))                                            \
-  F(void, nrt_close, ())                                                                                               \
-  F(NRT_STATUS, nrt_get_instance_info, (nrt_instance_info_t*, size_t))                                                 \
-  F(NRT_STATUS, nrt_get_total_vnc_count, (uint32_t*))                                                                  \
-  F(NRT_STATUS, nrt_get_visible_vnc_count, (uint32_t*))                                                                \
-  F(NRT_STATUS, nrt_load, (const void*, size_t, int32_t, int32_t, nrt_model_t**))                                      \
-  F(NRT_STATUS, nrt_unload, (nrt_model_t*))                                                                            \
-  F(NRT_STATUS, nrt_get_model_tensor_info, (nrt_model_t*, nrt_tensor_info_array_t**))                                  \
-  F(NRT_STATUS, nrt_free_model_tensor_info, (nrt_tensor_info_array_t*))                                                \
-  F(NRT_STATUS, nrt_tensor_allocate, (nrt_tensor_placement_t, int, size_t, const char*, nrt_tensor_t**))               \
-  F(NRT_STATUS, nrt_tensor_allocate_slice, (const nrt_tensor_t*, size_t, size_t, const char*, nrt_tensor_t**))         \
-  F(void, nrt_tensor_free, (nrt_tensor_t**))                                                                           \
-  F(NRT_STATUS, nrt_tensor_read, (const nrt_tensor_t*, void*, size_t, size_t))                                         \
-  F(NRT_STATUS, nrt_tensor_write, (nrt_tensor_t*, const void*, size_t, size_t))                                        \
-  F(NRT_STATUS, nrt_tensor_copy, (const nrt_tensor_t*, size_t, nrt_tensor_t*, size_t, size_t))                         \
-  F(NRT_STATUS, nrt_tensor_memset, (nrt_tensor_t*, uint64_t, int, size_t))                                             \
-  F(NRT_STATUS, nrt_allocate_tensor_set, (nrt_tensor_set_t**))                                                         \
-  F(void, nrt_destroy_tensor_set, (nrt_tensor_set_t**))                                                                \
-  F(NRT_STATUS, nrt_add_tensor_to_tensor_set, (nrt_tensor_set_t*, const char*, nrt_tensor_t*))                         \
+#define NEURON_NRT_FUNCTIONS(F)                                                                                \
+  F(NRT_STATUS, nrt_get_version, (nrt_version_t*, size_t))                                                     \
+  F(NRT_STATUS, nrt_init, (nrt_framework_type_t, const char*, const char*))                                    \
+  F(void, nrt_close, ())                                                                                       \
+  F(NRT_STATUS, nrt_get_instance_info, (nrt_instance_info_t*, size_t))                                         \
+  F(NRT_STATUS, nrt_get_total_vnc_count, (uint32_t*))                                                          \
+  F(NRT_STATUS, nrt_get_visible_vnc_count, (uint32_t*))                                                        \
+  F(NRT_STATUS, nrt_load, (const void*, size_t, int32_t, int32_t, nrt_model_t**))                              \
+  F(NRT_STATUS, nrt_unload, (nrt_model_t*))                                                                    \
+  F(NRT_STATUS, nrt_get_model_tensor_info, (nrt_model_t*, nrt_tensor_info_array_t**))                          \
+  F(NRT_STATUS, nrt_free_model_tensor_info, (nrt_tensor_info_array_t*))                                        \
+  F(NRT_STATUS, nrt_tensor_allocate, (nrt_tensor_placement_t, int, size_t, const char*, nrt_tensor_t**))       \
+  F(NRT_STATUS, nrt_tensor_allocate_slice, (const nrt_tensor_t*, size_t, size_t, const char*, nrt_tensor_t**)) \
+  F(void, nrt_tensor_free, (nrt_tensor_t**))                                                                   \
+  F(NRT_STATUS, nrt_tensor_read, (const nrt_tensor_t*, void*, size_t, size_t))                                 \
+  F(NRT_STATUS, nrt_tensor_write, (nrt_tensor_t*, const void*, size_t, size_t))                                \
+  F(NRT_STATUS, nrt_tensor_copy, (const nrt_tensor_t*, size_t, nrt_tensor_t*, size_t, size_t))                 \
+  F(NRT_STATUS, nrt_tensor_memset, (nrt_tensor_t*, uint64_t, int, size_t))                                     \
+  F(NRT_STATUS, nrt_allocate_tensor_set, (nrt_tensor_set_t**))                                                 \
+  F(void, nrt_destroy_tensor_set, (nrt_tensor_set_t**))                                                        \
+  F(NRT_STATUS, nrt_add_tensor_to_tensor_set, (nrt_tensor_set_t*, const char*, nrt_tensor_t*))                 \
   F(NRT_STATUS, nrt_execute, (nrt_model_t*, const nrt_tensor_set_t*, nrt_tensor_set_t*))
 // And those that older or newer runtimes may lack; null then.
-#define NEURON_NRT_OPTIONAL_FUNCTIONS(F)                                       \
-  F(const char*, nrt_get_status_as_str, (NRT_STATUS))                          \
+#define NEURON_NRT_OPTIONAL_FUNCTIONS(F)              \
+  F(const char*, nrt_get_status_as_str, (NRT_STATUS)) \
   F(NRT_STATUS, nrt_get_vnc_memory_stats, (uint32_t, nrt_vnc_memory_stats_t*, size_t, size_t*))
 
 /// The functions of an opened libnrt.

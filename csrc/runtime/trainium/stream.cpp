@@ -178,9 +178,10 @@ bool TrainiumStream::finish_oldest() {
   if (is_terminal(status)) lost_core().store(status);
   if (status != NRT_SUCCESS) {
     try {
-      raise_status(status, c10::str("running ", execution.name, " on neuron:", device,
-                                    ", asynchronously: the call that caused it is earlier in the program (NEURON_LAUNCH_BLOCKING=1 makes each "
-                                    "call raise its own errors)"));
+      raise_status(status,
+                   c10::str("running ", execution.name, " on neuron:", device,
+                            ", asynchronously: the call that caused it is earlier in the program (NEURON_LAUNCH_BLOCKING=1 makes each "
+                            "call raise its own errors)"));
     } catch (...) {
       fail(std::current_exception());
     }

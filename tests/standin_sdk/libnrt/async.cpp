@@ -136,8 +136,8 @@ NRT_STATUS schedule_execution(nrt_model_t* model, const nrt_tensor_set_t* in, nr
       .add({0, "nrta_execute_schedule", [=] { return execute_model(model, inputs, outputs); }, std::move(report)}, sequence);
 }
 
-NRT_STATUS schedule_copy(const char* function, nrt_tensor_t* tensor, uint64_t offset, uint64_t size, int queue, std::function<void(char*)> work,
-                         Report report, nrta_seq_t* sequence) {
+NRT_STATUS schedule_copy(const char* function, nrt_tensor_t* tensor, uint64_t offset, uint64_t size, int queue,
+                         std::function<void(char*)> work, Report report, nrta_seq_t* sequence) {
   if (!inside(tensor, offset, size) || queue < 0 || queue > 1) return NRT_INVALID;
   char* data = tensor->storage->data + tensor->offset + offset;
   return queue_of(tensor->storage->core, NRTA_XU_TENSOR_OP, queue)
@@ -216,12 +216,14 @@ STANDIN_EXPORT NRT_STATUS nrta_execute_schedule(nrt_model_t* model, const nrt_te
 STANDIN_EXPORT NRT_STATUS nrta_tensor_write(nrt_tensor_t* tensor, const void* from, uint64_t offset, uint64_t size, int queue,
                                             nrta_error_tracker_t* tracker, nrta_seq_t* sequence) {
   STANDIN_ENTER("nrta_tensor_write");
-  return schedule_copy("nrta_tensor_write", tensor, offset, size, queue, [=](char* data) { memcpy(data, from, size); }, report_to(tracker), sequence);
+  return schedule_copy(
+      "nrta_tensor_write", tensor, offset, size, queue, [=](char* data) { memcpy(data, from, size); }, report_to(tracker), sequence);
 }
 STANDIN_EXPORT NRT_STATUS nrta_tensor_read(void* to, nrt_tensor_t* tensor, uint64_t offset, uint64_t size, int queue,
                                            nrta_error_tracker_t* tracker, nrta_seq_t* sequence) {
   STANDIN_ENTER("nrta_tensor_read");
-  return schedule_copy("nrta_tensor_read", tensor, offset, size, queue, [=](char* data) { memcpy(to, data, size); }, report_to(tracker), sequence);
+  return schedule_copy(
+      "nrta_tensor_read", tensor, offset, size, queue, [=](char* data) { memcpy(to, data, size); }, report_to(tracker), sequence);
 }
 /// A descriptor that becomes readable when the request completes; the caller closes it.
 STANDIN_EXPORT NRT_STATUS nrta_get_completion_handle(nrta_seq_t sequence, int* fd) {
@@ -239,24 +241,27 @@ STANDIN_EXPORT NRT_STATUS nrta_get_completion_handle(nrta_seq_t sequence, int* f
 
 namespace {
 Report report_to(NRT_STATUS* word) {
-  return [word](nrta_seq_t, NRT_STATUS status) { __atomic_store_n(reinterpret_cast<int*>(word), static_cast<int>(status), __ATOMIC_RELEASE); };
+  return
+      [word](nrta_seq_t, NRT_STATUS status) { __atomic_store_n(reinterpret_cast<int*>(word), static_cast<int>(status), __ATOMIC_RELEASE); };
 }
 }  // namespace
 
-STANDIN_EXPORT NRT_STATUS nrta_execute_schedule(nrt_model_t* model, const nrt_tensor_set_t* in, nrt_tensor_set_t* out, int, NRT_STATUS* status,
-                                                nrta_seq_t* sequence) {
+STANDIN_EXPORT NRT_STATUS nrta_execute_schedule(nrt_model_t* model, const nrt_tensor_set_t* in, nrt_tensor_set_t* out, int,
+                                                NRT_STATUS* status, nrta_seq_t* sequence) {
   STANDIN_ENTER("nrta_execute_schedule");
   return schedule_execution(model, in, out, report_to(status), sequence);
 }
 STANDIN_EXPORT NRT_STATUS nrta_tensor_write(nrt_tensor_t* tensor, const void* from, uint64_t offset, uint64_t size, int, int queue,
                                             NRT_STATUS* status, nrta_seq_t* sequence) {
   STANDIN_ENTER("nrta_tensor_write");
-  return schedule_copy("nrta_tensor_write", tensor, offset, size, queue, [=](char* data) { memcpy(data, from, size); }, report_to(status), sequence);
+  return schedule_copy(
+      "nrta_tensor_write", tensor, offset, size, queue, [=](char* data) { memcpy(data, from, size); }, report_to(status), sequence);
 }
-STANDIN_EXPORT NRT_STATUS nrta_tensor_read(void* to, nrt_tensor_t* tensor, uint64_t offset, uint64_t size, int, int queue, NRT_STATUS* status,
-                                           nrta_seq_t* sequence) {
+STANDIN_EXPORT NRT_STATUS nrta_tensor_read(void* to, nrt_tensor_t* tensor, uint64_t offset, uint64_t size, int, int queue,
+                                           NRT_STATUS* status, nrta_seq_t* sequence) {
   STANDIN_ENTER("nrta_tensor_read");
-  return schedule_copy("nrta_tensor_read", tensor, offset, size, queue, [=](char* data) { memcpy(to, data, size); }, report_to(status), sequence);
+  return schedule_copy(
+      "nrta_tensor_read", tensor, offset, size, queue, [=](char* data) { memcpy(to, data, size); }, report_to(status), sequence);
 }
 STANDIN_EXPORT NRT_STATUS nrta_event_register_seq_id_completion(nrta_seq_t sequence, int fd) {
   STANDIN_ENTER("nrta_event_register_seq_id_completion");

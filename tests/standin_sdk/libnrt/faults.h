@@ -15,6 +15,6 @@ NRT_STATUS completion_fault(const char* function);
 
 }  // namespace standin
 
-#define STANDIN_ENTER(function)                                                                            \
+#define STANDIN_ENTER(function)                                                                                   \
   if (const auto injected = standin::fault(function); injected != neuron::trainium::NRT_SUCCESS) return injected; \
   if (const auto state = standin::ready(); state != neuron::trainium::NRT_SUCCESS) return state

@@ -87,7 +87,8 @@ STANDIN_EXPORT NRT_STATUS nrt_load(const void* neff, size_t size, int32_t vnc, i
   uint32_t lnc;
   memcpy(&lnc, bytes + 552, sizeof lnc);
   if (lnc != static_cast<uint32_t>(number_from_environment("NEURON_LOGICAL_NC_CONFIG", 2))) {
-    log_error("nrt_load", "the NEFF was compiled with --lnc " + std::to_string(lnc) + ", which is not the runtime's NEURON_LOGICAL_NC_CONFIG");
+    log_error("nrt_load",
+              "the NEFF was compiled with --lnc " + std::to_string(lnc) + ", which is not the runtime's NEURON_LOGICAL_NC_CONFIG");
     return NRT_FAILURE;
   }
   const int fd = memfd_create("standin-neff", MFD_CLOEXEC);

@@ -32,7 +32,8 @@ int logical_size() {
 /// One chip: 8 physical cores.
 int total_cores() { return 8 / logical_size(); }
 
-/// The cores that the environment selects, contiguous and increasing as the documentation demands; empty when it asks for what is not there.
+/// The cores that the environment selects, contiguous and increasing as the documentation demands; empty when it asks for what is not
+/// there.
 std::vector<int> visible_cores() {
   std::vector<int> cores;
   const char* text = getenv("NEURON_RT_VISIBLE_CORES");

@@ -1,8 +1,8 @@
 // Stand-in for libnrt.so.1: the public functions with their documented semantics, on host memory; NEFFs are executed by XLA on the CPU.
 //
-// It accepts only NEFFs of the stand-in neuronx-cc beside it. What it models: status codes, ownership of cores, HBM limits, names and sizes of
-// model tensors, one execution at a time per core, both forms of the asynchronous functions (built as two libraries), and faults on demand
-// (faults.h). What it does not: timing, DMA, collectives between processes.
+// It accepts only NEFFs of the stand-in neuronx-cc beside it. What it models: status codes, ownership of cores, HBM limits, names and sizes
+// of model tensors, one execution at a time per core, both forms of the asynchronous functions (built as two libraries), and faults on
+// demand (faults.h). What it does not: timing, DMA, collectives between processes.
 #pragma once
 
 #include <atomic>

@@ -35,7 +35,8 @@ Storage::~Storage() {
 
 using namespace standin;
 
-STANDIN_EXPORT NRT_STATUS nrt_tensor_allocate(nrt_tensor_placement_t placement, int vnc, size_t size, const char* name, nrt_tensor_t** out) {
+STANDIN_EXPORT NRT_STATUS nrt_tensor_allocate(nrt_tensor_placement_t placement, int vnc, size_t size, const char* name,
+                                              nrt_tensor_t** out) {
   STANDIN_ENTER("nrt_tensor_allocate");
   auto& r = runtime();
   if (placement == NRT_TENSOR_PLACEMENT_VIRTUAL) return NRT_INVALID;  // gone since 2.32
@@ -45,8 +46,8 @@ STANDIN_EXPORT NRT_STATUS nrt_tensor_allocate(nrt_tensor_placement_t placement, 
     std::lock_guard lock(r.mutex);
     if (core < 0 || core >= static_cast<int>(r.cores.size()) || size == 0) return NRT_INVALID;
     if (r.cores[core]->limit - r.cores[core]->used < size) {
-      log_error("log_dev_mem", "Failed to allocate " + std::to_string(size) + "B (alignment: none, usage: tensors) on ND 0:NC " +
-                                   std::to_string(core));
+      log_error("log_dev_mem",
+                "Failed to allocate " + std::to_string(size) + "B (alignment: none, usage: tensors) on ND 0:NC " + std::to_string(core));
       storage->core = 1 << 20;  // counts nowhere
       return NRT_RESOURCE;
     }
