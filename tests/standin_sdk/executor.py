@@ -1,11 +1,13 @@
 """The process behind one core of the stand-in runtime: executes the HLO of NEFFs with XLA on the CPU.
 
 Started by the stand-in ``libnrt.so.1`` as ``executor.py <socket> <pid of the runtime's process> <core>``. It answers one line per line:
-``load ID PLACE``, ``execute ID nan|- PLACE... -> PLACE...``, ``unload ID``, ``forget FD``; a PLACE is ``fd:offset:bytes`` of the other process.
+``load ID PLACE``, ``execute ID nan|- PLACE... -> PLACE...``, ``unload ID``, ``forget FD``; a PLACE is ``fd:offset:bytes`` of the runtime's
+process.
 """
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
 import socket
@@ -20,8 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import jax
 import ml_dtypes
 import numpy as np
+from jax._src.interpreters.mlir import make_ir_context
 from jax._src.lib import xla_client
 from jax.extend import backend as jax_backend
+from jaxlib.mlir import ir
 from neff import Neff, Variable
 
 jax.config.update("jax_enable_x64", True)
@@ -51,12 +55,23 @@ def numpy_dtype(name: str) -> np.dtype:
     return np.dtype(getattr(ml_dtypes, name, None) or name)
 
 
+def without_aliases(module: bytes) -> bytes:
+    """Results are copied to where they belong, which is what an alias asks for."""
+    with make_ir_context() as context, ir.Location.unknown(context):
+        parsed = ir.Module.parse(module)
+        if "mhlo.input_output_alias" in parsed.operation.attributes:
+            del parsed.operation.attributes["mhlo.input_output_alias"]
+        stream = io.BytesIO()
+        parsed.operation.write_bytecode(stream)
+        return stream.getvalue()
+
+
 class Model:
     def __init__(self, neff: Neff) -> None:
         self.neff = neff
         backend = jax_backend.get_backend("cpu")
         self.device = backend.local_devices()[0]
-        module = xla_client._xla.mlir.hlo_to_stablehlo(neff.hlo)
+        module = without_aliases(xla_client._xla.mlir.hlo_to_stablehlo(neff.hlo))
         devices = xla_client.DeviceList((self.device,))
         self.executable = backend.compile_and_load(module, devices, xla_client.CompileOptions())
 

@@ -188,7 +188,7 @@ def compile_program(call: dict[str, Any], generation: str, lnc: int) -> tuple[by
         raise NotImplementedError(f"it does not lower for {generation}: {error}") from error
     if lowered.specialised:
         raise NotImplementedError("its lowering looks at the value of a Scalar, which changes from call to call")
-    if lowered.takes_random:
+    if lowered.draws:
         raise NotImplementedError("it draws random numbers by an overload that does not pass its seed and offset")
     inputs = [(f"input{i}", *operand[1:]) for i, operand in enumerate(operands)]
     outputs = [(f"output{i}", *operand[1:]) for i, operand in enumerate(_outputs(call, lowered, storages))]

@@ -70,7 +70,7 @@ class Inference {
         const auto leader = static_cast<size_t>(slot.leader);
         if (leader == i) storages[i] = meta_storage(tensors_[i].storage().nbytes());
         metas_.push_back(meta_tensor(storages[leader], TensorMeta::of(tensors_[i], tensors_[i].storage_offset())));
-        metas_.back().unsafeGetTensorImpl()->set_wrapped_number(slot.meta.wrapped_number);
+        if (slot.meta.wrapped_number) metas_.back().unsafeGetTensorImpl()->set_wrapped_number(true);
       }
       put(arguments, slot.place, metas_.back());
     }
