@@ -64,7 +64,8 @@ upstream: setup ## PyTorch's own test files on neuron and cpu: make upstream PYT
 	$(PY) -m tests.upstream.checkout $(PYTORCH) $(ARGS)
 
 .PHONY: standin-sdk
-standin-sdk: setup ## a stand-in neuronx-cc for machines without AWS's SDK: writes build/standin_sdk/env.sh
+standin-sdk: setup ## stand-ins for neuronx-cc and libnrt, for machines without AWS's SDK: writes build/standin_sdk/env.sh
+	@flock build/.lock $(MAKE) --no-print-directory build-locked TARGET=standin_sdk
 	$(PY) -m tests.standin_sdk.install
 
 bench: setup ## neuron against cpu: one table

@@ -8,16 +8,18 @@ process.
 from __future__ import annotations
 
 import io
+import json
 import mmap
 import os
 import socket
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 import jax
 import ml_dtypes
@@ -26,33 +28,51 @@ from jax._src.interpreters.mlir import make_ir_context
 from jax._src.lib import xla_client
 from jax.extend import backend as jax_backend
 from jaxlib.mlir import ir
-from neff import Neff, Variable
+
+from torch_neuronx.compiler.neff import unpack
 
 jax.config.update("jax_enable_x64", True)
 
-# nrt_dtype_t by NumPy name; what has no value of its own travels as bytes of its size.
-NRT_DTYPES = {
-    "uint64": 0x1,
-    "int8": 0x2,
-    "uint8": 0x3,
-    "bool": 0x3,
-    "int16": 0x4,
-    "uint16": 0x5,
-    "bfloat16": 0x6,
-    "float16": 0x7,
-    "int32": 0x8,
-    "uint32": 0x9,
-    "float32": 0xA,
-    "int64": 0xC,
-    "float8_e3m4": 0xD,
-    "float8_e4m3": 0xE,
-    "float8_e4m3fn": 0xE,
-    "float8_e5m2": 0xF,
+# HLO's name of a dtype: (NumPy or ml_dtypes name, nrt_dtype_t). What the runtime has no value for travels as bytes of its size.
+DTYPES = {
+    "pred": ("bool", 0x3),
+    "s8": ("int8", 0x2),
+    "u8": ("uint8", 0x3),
+    "s16": ("int16", 0x4),
+    "u16": ("uint16", 0x5),
+    "s32": ("int32", 0x8),
+    "u32": ("uint32", 0x9),
+    "s64": ("int64", 0xC),
+    "u64": ("uint64", 0x1),
+    "f16": ("float16", 0x7),
+    "bf16": ("bfloat16", 0x6),
+    "f32": ("float32", 0xA),
+    "f64": ("float64", 0x0),
+    "c64": ("complex64", 0x0),
+    "c128": ("complex128", 0x0),
+    "f8e3m4": ("float8_e3m4", 0xD),
+    "f8e4m3": ("float8_e4m3", 0xE),
+    "f8e4m3fn": ("float8_e4m3fn", 0xE),
+    "f8e5m2": ("float8_e5m2", 0xF),
 }
 
 
-def numpy_dtype(name: str) -> np.dtype:
-    return np.dtype(getattr(ml_dtypes, name, None) or name)
+@dataclass(frozen=True)
+class Variable:
+    """An input or output of a NEFF."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+
+    @property
+    def numpy_dtype(self) -> np.dtype:
+        name = DTYPES[self.dtype][0]
+        return np.dtype(getattr(ml_dtypes, name, None) or name)
+
+    def describe(self) -> str:
+        size = int(np.prod(self.shape, dtype=np.int64)) * self.numpy_dtype.itemsize
+        return " ".join(map(str, [self.name, DTYPES[self.dtype][1], size, len(self.shape), *self.shape]))
 
 
 def without_aliases(module: bytes) -> bytes:
@@ -67,22 +87,18 @@ def without_aliases(module: bytes) -> bytes:
 
 
 class Model:
-    def __init__(self, neff: Neff) -> None:
-        self.neff = neff
+    def __init__(self, neff: bytes) -> None:
+        files = unpack(neff)
+        table = json.loads(files["tensors.json"])
+        self.inputs, self.outputs = ([Variable(**row) for row in table[kind]] for kind in ("inputs", "outputs"))
         backend = jax_backend.get_backend("cpu")
         self.device = backend.local_devices()[0]
-        module = without_aliases(xla_client._xla.mlir.hlo_to_stablehlo(neff.hlo))
-        devices = xla_client.DeviceList((self.device,))
-        self.executable = backend.compile_and_load(module, devices, xla_client.CompileOptions())
+        module = without_aliases(xla_client._xla.mlir.hlo_to_stablehlo(files["hlo.pb"]))
+        self.executable = backend.compile_and_load(module, xla_client.DeviceList((self.device,)), xla_client.CompileOptions())
 
     def describe(self) -> str:
-        def one(variable: Variable) -> str:
-            dtype = numpy_dtype(variable.dtype)
-            size = int(np.prod(variable.shape, dtype=np.int64)) * dtype.itemsize
-            return " ".join(map(str, [variable.name, NRT_DTYPES.get(dtype.name, 0), size, len(variable.shape), *variable.shape]))
-
-        lists = [self.neff.inputs, self.neff.outputs]
-        return " ".join(" ".join([str(len(variables)), *map(one, variables)]) for variables in lists)
+        lists = [self.inputs, self.outputs]
+        return " ".join(" ".join([str(len(variables)), *(variable.describe() for variable in variables)]) for variables in lists)
 
     def run(self, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> bool:
         """Runs and writes the outputs; True when one holds NaN."""
@@ -114,13 +130,13 @@ class Server:
 
     def array(self, variable: Variable, place: str) -> np.ndarray:
         raw = self.memory(place)
-        if not raw.flags.aligned or raw.ctypes.data % numpy_dtype(variable.dtype).itemsize:
+        if raw.ctypes.data % variable.numpy_dtype.alignment:
             raise ValueError(f"tensor {variable.name} is not aligned to its dtype")
-        return raw.view(numpy_dtype(variable.dtype)).reshape(variable.shape)
+        return raw.view(variable.numpy_dtype).reshape(variable.shape)
 
     def load(self, model: str, place: str) -> str:
         self.mappings.pop(place.split(":")[0], None)
-        self.models[model] = Model(Neff.unpack(self.memory(place).tobytes()))
+        self.models[model] = Model(self.memory(place).tobytes())
         self.forget(place.split(":")[0])
         return " " + self.models[model].describe()
 
@@ -135,8 +151,8 @@ class Server:
     def execute(self, model: str, nan: str, *places: str) -> str:
         arrow = places.index("->")
         loaded = self.models[model]
-        inputs = [self.array(*pair) for pair in zip(loaded.neff.inputs, places[:arrow], strict=True)]
-        outputs = [self.array(*pair) for pair in zip(loaded.neff.outputs, places[arrow + 1 :], strict=True)]
+        inputs = [self.array(*pair) for pair in zip(loaded.inputs, places[:arrow], strict=True)]
+        outputs = [self.array(*pair) for pair in zip(loaded.outputs, places[arrow + 1 :], strict=True)]
         found = loaded.run(inputs, outputs)
         return " nan" if nan == "nan" and found else ""
 

@@ -1,7 +1,7 @@
 """From a Program of one call to a NEFF: what ``csrc/program/program_compiler.h`` asks for.
 
-The operands of the compiled program are *storages*: each storage group of the call is one flat input of its leader's dtype, a written one is
-an output too and must alias it, fresh storages are outputs. Scalars that travel with each launch (payload) are 0-dim inputs.
+The operands of the compiled program are *storages*: each storage group of the call is one flat input of its leader's dtype, a written one
+is an output too and must alias it, fresh storages are outputs. Scalars that travel with each launch (payload) are 0-dim inputs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 _PAYLOADS: dict[str, tuple[Any, str, int]] = {
     "int": (1, "raw", 8),
     "bool": (True, "bool", 1),
-    "float": (1.0, "raw", 8),
+    "float": (1.0, "float32", 4),  # the chip has no float64
     "complex": (1j, "raw", 16),
 }
 
@@ -177,7 +177,8 @@ def compile_program(call: dict[str, Any], generation: str, lnc: int) -> tuple[by
 
     Raises NotImplementedError when the call has no lowering, with the reason.
     """
-    from torch_neuronx.compiler import compile_hlo
+    from torch_neuronx.compiler.driver import compile_hlo
+    from torch_neuronx.compiler.options import from_environment
     from torch_neuronx.lowering import NotLowered, lower
 
     storages = storages_of(call["slots"])
@@ -192,4 +193,5 @@ def compile_program(call: dict[str, Any], generation: str, lnc: int) -> tuple[by
         raise NotImplementedError("it draws random numbers by an overload that does not pass its seed and offset")
     inputs = [(f"input{i}", *operand[1:]) for i, operand in enumerate(operands)]
     outputs = [(f"output{i}", *operand[1:]) for i, operand in enumerate(_outputs(call, lowered, storages))]
-    return compile_hlo(lowered.hlo(), target=generation, lnc=lnc, name=f"{call['name']}.{call['overload']}"), inputs, outputs
+    compiled = compile_hlo(lowered.hlo(), from_environment(generation, lnc), name=f"{call['name']}.{call['overload']}".strip("."))
+    return compiled.neff, inputs, outputs

@@ -11,7 +11,7 @@ namespace standin {
 namespace {
 
 constexpr size_t kHeaderBytes = 1024;
-constexpr char kMagic[] = "torch-neuronx stand-in neff";  // in neff_build_version, at offset 40
+constexpr char kMagic[] = "torchneuron-standin-cc";  // neff_build_version (offset 40) begins with it
 
 std::string place_of(const nrt_tensor_t* tensor) {
   return std::to_string(tensor->storage->fd) + ":" + std::to_string(tensor->offset) + ":" + std::to_string(tensor->bytes);
