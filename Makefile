@@ -64,9 +64,13 @@ upstream: setup ## PyTorch's own test files on neuron and cpu: make upstream PYT
 	$(PY) -m tests.upstream.checkout $(PYTORCH) $(ARGS)
 
 .PHONY: standin-sdk
-standin-sdk: setup ## stand-ins for neuronx-cc and libnrt, for machines without AWS's SDK: writes build/standin_sdk/env.sh
-	@flock build/.lock $(MAKE) --no-print-directory build-locked TARGET=standin_sdk
+standin-sdk: setup standin-nrt ## stand-ins for neuronx-cc and libnrt, for machines without AWS's SDK: writes build/standin_sdk/env.sh
 	$(PY) -m tests.standin_sdk.install
+
+.PHONY: standin-nrt
+standin-nrt:
+	@mkdir -p $(BUILD)
+	@flock build/.lock $(MAKE) --no-print-directory build-locked TARGET=standin_sdk
 
 bench: setup ## neuron against cpu: one table
 	$(PY) -m benchmarks

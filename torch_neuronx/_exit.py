@@ -25,7 +25,10 @@ def _settle() -> None:
     if not _device.is_initialized() or _device._is_in_bad_fork():
         return
     if not _device.get_device_properties(0).is_emulated:
-        return  # the chip does not compete for cores, and would need programs compiled for this
+        # A second backward would need programs of its own. What is queued may still have to be compiled, which takes a living interpreter.
+        for index in range(_device.device_count()):
+            _device.synchronize(index)
+        return
     for index in range(_device.device_count()):
         if memory.memory_stats(index).get("allocation.all.allocated", 0) == 0:
             continue  # no tensor was ever there, so neither was a backward

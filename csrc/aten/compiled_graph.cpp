@@ -270,14 +270,9 @@ void CompiledGraph::bump_versions(const Entry& entry, const Values& inputs) {
   }
 }
 
-void CompiledGraph::replay(Entry& entry, const Values& inputs, int device, Values& results) {
+/// The words that the inputs give, see Note [Words of a Sequence].
+void CompiledGraph::read_words(const Entry& entry, const Values& inputs, Words& words) {
   const Sequence& sequence = *entry.sequence;
-  LoadedSequence& loaded = *entry.loaded;
-  Stream* stream = current_stream(device);
-  auto& allocator = NeuronAllocator::get();
-  const c10::Device place(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(device));
-
-  c10::SmallVector<uint64_t, 64> words;
   for (int s = 0; s < sequence.input_storages; ++s) {
     const auto& tensor = inputs[sequence.storages[s].input].toTensor();
     auto* start = static_cast<char*>(const_cast<void*>(tensor.storage().unsafeGetStorageImpl()->data()));
@@ -289,6 +284,17 @@ void CompiledGraph::replay(Entry& entry, const Values& inputs, int device, Value
     std::memcpy(value, tensor.const_data_ptr(), tensor.element_size());
     words.append(value, value + 2);
   }
+}
+
+void CompiledGraph::replay(Entry& entry, const Values& inputs, int device, Values& results) {
+  const Sequence& sequence = *entry.sequence;
+  LoadedSequence& loaded = *entry.loaded;
+  Stream* stream = current_stream(device);
+  auto& allocator = NeuronAllocator::get();
+  const c10::Device place(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(device));
+
+  Words words;
+  read_words(entry, inputs, words);
   if (sequence.draws > 0) {
     const auto [seed, offset] = generator_or_default(std::nullopt, device)->reserve(sequence.draws);
     words.append({seed, offset});
@@ -376,26 +382,74 @@ GraphStats CompiledGraph::stats() const {
 
 CompiledGraph::Run::Run(CompiledGraph& graph, std::unique_ptr<Key> key, const Values& inputs, Stream* stream)
     : graph_(graph), key_(std::move(key)), inputs_(inputs) {
-  if (key_) recorder_ = std::make_unique<Recorder>(graph.name_, inputs_, *stream);
+  if (!key_) return;
+  recorder_ = std::make_unique<Recorder>(graph.name_, inputs_, *stream);
+  program_target().hold_launches(*stream);
+  holds_ = stream;
 }
 
-CompiledGraph::Run::~Run() = default;
+CompiledGraph::Run::~Run() {
+  if (!holds_) return;
+  try {
+    release(nullptr, {});
+  } catch (const std::exception& error) {
+    TORCH_WARN("The launches of compiled graph ", graph_.name_, ", whose first run failed, could not be made: ", error.what());
+  }
+}
+
+void CompiledGraph::Run::release(Executable* instead, c10::ArrayRef<uint64_t> words) {
+  program_target().release_launches(*std::exchange(holds_, nullptr), instead, words);
+}
+
+/// Makes the recorded launches, as one where the target has held them back.
+void CompiledGraph::Run::launch(const Entry& entry, const Values& outputs) {
+  const Sequence& sequence = *entry.sequence;
+  Words words;
+  read_words(entry, inputs_, words);
+  const auto drawn = recorder_->drawn_from();
+  if (sequence.draws > 0 && !drawn) return release(nullptr, {});
+  if (sequence.draws > 0) words.append({drawn->first, drawn->second});
+  for (int s = sequence.input_storages; s < static_cast<int>(sequence.storages.size()); ++s) {
+    if (!sequence.storages[s].escapes) continue;
+    for (size_t r = 0; r < outputs.size(); ++r) {
+      if (sequence.results[r].kind != SequenceResult::Kind::tensor || sequence.results[r].operand.storage != s) continue;
+      words.push_back(reinterpret_cast<uint64_t>(outputs[r].toTensor().storage().data()));
+      break;
+    }
+  }
+  c10::DataPtr temporaries;
+  if (const size_t bytes = entry.loaded->temporary_bytes; bytes > 0) {
+    auto& allocator = NeuronAllocator::get();
+    temporaries = allocator.make_data_ptr(allocator.allocate_block(key_->device, holds_, bytes));
+  }
+  words.push_back(reinterpret_cast<uint64_t>(temporaries.get()));
+  release(entry.loaded.get(), words);
+}
 
 void CompiledGraph::Run::finish(const Values* outputs) {
   if (!recorder_) return;
   if (!outputs) recorder_->stop("a result that is neither a tensor nor an integer");
   auto sequence = recorder_->finish(outputs ? *outputs : Values());
   auto entry = c10::make_intrusive<Entry>();
+  entry->reason = recorder_->reason();
   if (sequence) {
     entry->sequence = sequence;
-    entry->loaded = program_target().load(entry->sequence, key_->device);
+    try {
+      entry->loaded = program_target().load(entry->sequence, key_->device);
+    } catch (const c10::NotImplementedError& error) {  // the target runs its calls, but not as one
+      entry->reason = error.what_without_backtrace();
+      sequence = nullptr;
+    }
     entry->scalars = key_->scalars;
     const auto& bumps = recorder_->version_bumps();
     for (size_t i = 0; i < bumps.size(); ++i) {
       if (bumps[i] > 0) entry->version_bumps.emplace_back(static_cast<int>(i), bumps[i]);
     }
   }
-  entry->reason = recorder_->reason();
+  if (sequence)
+    launch(*entry, *outputs);
+  else
+    release(nullptr, {});
   const auto keyed = recorder_->keyed_scalars();
   recorder_.reset();
 
@@ -415,11 +469,11 @@ void CompiledGraph::Run::finish(const Values* outputs) {
   }
   if (more_keyed) {  // the key, from now on
     Key key;
-    if (!graph_.read(inputs_, key).empty()) return;
+    if (!graph_.read(inputs_, key).empty()) return retire(std::move(entry));
     *key_ = std::move(key);
   }
   const auto before = graph_.find(*key_);
-  if (before && before->loaded) return;  // another thread was faster
+  if (before && before->loaded) return retire(std::move(entry));  // another thread was faster
   entry->attempts = before ? before->attempts + 1 : 1;
   graph_.insert(*key_, std::move(entry));
 }

@@ -9,6 +9,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/SmallVector.h>
 
 #include <list>
 #include <map>
@@ -66,6 +67,8 @@ class CompiledGraph {
   void insert(const Key& key, EntryPtr entry);
   void erase(std::list<EntryPtr>::iterator entry);
   static void bump_versions(const Entry& entry, const Values& inputs);
+  using Words = c10::SmallVector<uint64_t, 64>;
+  static void read_words(const Entry& entry, const Values& inputs, Words& words);
   void replay(Entry& entry, const Values& inputs, int device, Values& results);
   std::string difference(const Key& key) const;
   void note_miss(const std::string& reason) const;
@@ -90,10 +93,14 @@ class CompiledGraph::Run {
   void finish(const Values* outputs);
 
  private:
+  void launch(const Entry& entry, const Values& outputs);
+  void release(Executable* instead, c10::ArrayRef<uint64_t> words);
+
   CompiledGraph& graph_;
   std::unique_ptr<Key> key_;
   const Values inputs_;
   std::unique_ptr<Recorder> recorder_;
+  Stream* holds_ = nullptr;  ///< where launches are held back, see ProgramTarget::hold_launches()
   at::NoGradGuard no_grad_;
   c10::impl::ExcludeDispatchKeyGuard no_autocast_{c10::autocast_dispatch_keyset};
 };

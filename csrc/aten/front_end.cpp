@@ -52,7 +52,7 @@ class OpState {
   c10::intrusive_ptr<CacheEntry> keep(CallReader& reader, uint64_t hash, Program program);
   void repeat(CacheEntry& entry, CallReader& reader, Stream& stream, const torch::jit::Stack& results);
   void miss_inferred(CallReader& reader, uint64_t hash, torch::jit::Stack* stack);
-  bool load_inferred(CallReader& reader, uint64_t hash, std::string* why);
+  c10::intrusive_ptr<CacheEntry> load_inferred(CallReader& reader, uint64_t hash, std::string* why);
 
   const c10::OperatorHandle op_;
   std::once_flag prepared_;
@@ -416,8 +416,8 @@ void OpState::record_inline(CallReader& reader, uint64_t hash, Stream& stream, c
 /// On a target that learns without running: what can be loaded is launched, the rest runs on the host as the policy says.
 void OpState::miss_inferred(CallReader& reader, uint64_t hash, torch::jit::Stack* stack) {
   std::string why = "its results depend on data";
-  if (hash != 0 && load_inferred(reader, hash, &why)) {
-    if (auto entry = cache_.find(hash, reader.key())) return hit(*entry, reader, stack);
+  if (hash != 0) {
+    if (auto entry = load_inferred(reader, hash, &why)) return hit(*entry, reader, stack);
   }
   allow_fallback(op_, why);
   Stream* stream = current_stream(reader.device());
@@ -425,27 +425,22 @@ void OpState::miss_inferred(CallReader& reader, uint64_t hash, torch::jit::Stack
   program_target().run_on_host(op_, stack, *stream);
 }
 
-bool OpState::load_inferred(CallReader& reader, uint64_t hash, std::string* why) {
+/// The entry of a call that the target can run; else null, and the reason, which is found once.
+c10::intrusive_ptr<CacheEntry> OpState::load_inferred(CallReader& reader, uint64_t hash, std::string* why) {
   {
     std::lock_guard lock(refused_mutex_);
-    if (auto known = refused_.find(hash); known != refused_.end()) return *why = known->second, false;
+    if (auto known = refused_.find(hash); known != refused_.end()) return *why = known->second, nullptr;
   }
   if (recording().on()) note_miss(reader);
   Program program = reader.program();
-  bool loaded = false;
   try {
-    if (program_target().infer(program, reader.tensors(), why)) {
-      keep(reader, hash, std::move(program));
-      loaded = true;
-    }
+    if (program_target().infer(program, reader.tensors(), why)) return keep(reader, hash, std::move(program));
   } catch (const c10::NotImplementedError& error) {
     *why = error.what_without_backtrace();
   }
-  if (!loaded) {
-    std::lock_guard lock(refused_mutex_);
-    refused_.emplace(hash, *why);
-  }
-  return loaded;
+  std::lock_guard lock(refused_mutex_);
+  refused_.emplace(hash, *why);
+  return nullptr;
 }
 
 void OpState::note_miss(const CallReader& reader) {

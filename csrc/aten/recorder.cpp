@@ -114,6 +114,15 @@ void Recorder::drew(uint64_t seed, uint64_t offset, uint64_t words) {
   sequence_->draws += words;
 }
 
+std::optional<std::pair<uint64_t, uint64_t>> Recorder::drawn_from() const {
+  if (draws_.empty()) return std::nullopt;
+  const auto [seed, first] = std::pair(draws_[0].seed, draws_[0].offset);
+  for (const auto& draw : draws_) {
+    if (draw.seed != seed || draw.offset - first != draw.relative) return std::nullopt;
+  }
+  return std::pair(seed, first);
+}
+
 /// A number that a launch was given and that no input is known to have given: if a scalar input has the same value, it may have.
 void Recorder::note_constant(double value) {
   for (size_t s = 0; s < scalar_values_.size(); ++s) {

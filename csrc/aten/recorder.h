@@ -12,8 +12,10 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "csrc/aten/call_reader.h"
@@ -55,6 +57,9 @@ class Recorder {
 
   /// After finish(): per input, by how much its version was bumped by in-place calls.
   const std::vector<uint32_t>& version_bumps() const { return version_bumps_; }
+
+  /// Seed and first Philox offset of what was drawn, when that was one run of words; else, or when nothing was drawn, nothing.
+  std::optional<std::pair<uint64_t, uint64_t>> drawn_from() const;
 
   /// Scalar inputs whose value cannot be told apart from a constant of the recording: they must be part of the key. Grows until finish().
   const std::vector<bool>& keyed_scalars() const { return keyed_scalars_; }

@@ -70,6 +70,7 @@ struct WindowProgram : c10::intrusive_ptr_target {
   uint64_t hash = 0, seen = 1;  ///< `seen` belongs to the cache's lock
   std::mutex building;
   std::unique_ptr<LoadedSequence> loaded;              ///< null until it is built
+  bool refused = false;                                ///< the target has no way to run it as one
   std::vector<c10::intrusive_ptr<CacheEntry>> owners;  ///< keep the ids in the key theirs
 };
 
@@ -380,7 +381,13 @@ bool EagerWindow::launch_program(const Calls& calls) {
   const auto [program, seen] = WindowCache::of(stream_.device).meet(topology.key(), calls);
   if (seen < kBuildAfter) return false;
   if (std::lock_guard lock(program->building); !program->loaded) {
-    program->loaded = program_target().load(std::shared_ptr<const Sequence>(topology.sequence()), stream_.device);
+    if (program->refused) return false;
+    try {
+      program->loaded = program_target().load(std::shared_ptr<const Sequence>(topology.sequence()), stream_.device);
+    } catch (const c10::NotImplementedError&) {  // its calls can be run one by one all the same
+      program->refused = true;
+      return false;
+    }
   }
 
   LoadedSequence& loaded = *program->loaded;

@@ -7,7 +7,7 @@
 
 namespace neuron {
 
-ProgramCompiler program_compiler = nullptr;
+ProgramCompiler* program_compiler = nullptr;
 
 const c10::DispatchKeySet& keys_above_kernels() {
   static const c10::DispatchKeySet keys = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |

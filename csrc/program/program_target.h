@@ -59,6 +59,17 @@ class ProgramTarget {
   /// `stream`. Such calls are not cached: their results depend on data.
   virtual void run_any_layout(const c10::OperatorHandle& op, torch::jit::Stack* stack, Stream& stream) = 0;
 
+  /// A graph's first run begins on `stream`: a target that infers may hold its launches back and compile nothing for them, since the
+  /// graph's own launch will most likely stand for all of them.
+  virtual void hold_launches(Stream& stream) { (void)stream; }
+
+  /// Ends that. Launches `instead` in the place of what was held back and gives true; or launches what was held back call by call (when
+  /// something had to wait for a part of it, or `instead` is null) and gives false.
+  virtual bool release_launches(Stream& stream, Executable* instead, c10::ArrayRef<uint64_t> words) {
+    (void)stream, (void)instead, (void)words;
+    return false;
+  }
+
   /// Results that differed from their cached metadata, counted under TORCH_NEURONX_CHECK_META=1.
   virtual uint64_t meta_mismatches() const = 0;
 };

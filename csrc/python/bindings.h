@@ -14,4 +14,5 @@ void bind_compiled_graph(py::module_& m);  ///< torch_neuronx/compile/
 void bind_ipc(py::module_& m);             ///< torch_neuronx/ipc.py
 void bind_nki(py::module_& m);             ///< torch_neuronx/nki/
 void bind_distributed(py::module_& m);     ///< torch_neuronx/distributed/
+
 void bind_program_compiler(py::module_& m);  ///< torch_neuronx/compiler/program.py

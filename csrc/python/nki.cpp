@@ -6,6 +6,7 @@
 #include "csrc/nki/scan.h"
 #include "csrc/python/bindings.h"
 #include "csrc/runtime/memory.h"
+#include "csrc/runtime/target.h"
 
 namespace {
 
@@ -25,6 +26,9 @@ void point_slot(const at::Tensor& slot, const std::optional<at::Tensor>& tensor)
     TORCH_CHECK(tensor->is_contiguous(), "point_slot: the tensor must be contiguous");
     TORCH_CHECK(static_cast<size_t>(tensor->nbytes()) >= slot.storage().nbytes(), "point_slot: the tensor is smaller than the slot");
     address = const_cast<void*>(tensor->const_data_ptr());
+    TORCH_CHECK_NOT_IMPLEMENTED(!tensor->is_privateuseone() || neuron::target().device_info(tensor->device().index()).emulated,
+                                "NKI kernels run on emulated NeuronCores only so far: move their tensors to the CPU, or set "
+                                "TORCH_NEURONX_TARGET=emulated.");
     if (tensor->is_privateuseone()) address = neuron::host_address(address);
   }
   slot.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(c10::DataPtr(address, c10::kCPU));

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+FOLDER = ROOT / "build" / "standin_sdk"  # where the libraries are built
 
 
 def install(folder: Path) -> Path:
@@ -31,4 +32,4 @@ def install(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    print(install(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build" / "standin_sdk"))
+    print(install(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER))

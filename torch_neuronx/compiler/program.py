@@ -1,133 +1,47 @@
-"""From a Program of one call to a NEFF: what ``csrc/program/program_compiler.h`` asks for.
+"""From a Program to HLO to a NEFF: the Python side of ``csrc/program/program_compiler.h``.
 
-The operands of the compiled program are *storages*: each storage group of the call is one flat input of its leader's dtype, a written one
-is an output too and must alias it, fresh storages are outputs. Scalars that travel with each launch (payload) are 0-dim inputs.
+Note [Described Programs]
+``csrc/python/program_compiler.cpp`` describes a Program, of one eager call or of a whole graph, as::
+
+    {"name": str,
+     "storages": [(word, bytes)],   # word of the launch with its address, -1: it lives and dies inside; bytes -1: an input
+     "calls": [{"name", "overload", "arguments",
+                "slots":    [{dtype, sizes, strides, conj, neg, wrapped_number, storage, byte_offset, place, source}],
+                "payloads": [(place, type, source)],
+                "returns":  [None, or {dtype, sizes, strides, conj, neg, storage, byte_offset} of a tensor on a fresh storage]}]}
+
+``byte_offset`` counts from the place that the storage's word points to, so it may be negative. ``source`` says where a number comes from:
+``("word", index, what to add)`` or ``("constant", low word, high word)``; None for tensors of the device.
+
+The parameters of the module are the input storages, from the first to the last byte that the calls touch, then the numbers that come with
+each launch. Its results are the input storages that are written, each the same memory as its parameter, then the fresh storages that
+outlive the launch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import struct
 from typing import Any
 
 import torch
 
-# How a Scalar is passed, by its type: (example value, kind, bytes).
-_PAYLOADS: dict[str, tuple[Any, str, int]] = {
-    "int": (1, "raw", 8),
-    "bool": (True, "bool", 1),
-    "float": (1.0, "float32", 4),  # the chip has no float64
-    "complex": (1j, "raw", 16),
+from torch_neuronx.lowering import NotLowered, lower
+from torch_neuronx.lowering import program as lowering
+from torch_neuronx.lowering.emit import Output
+from torch_neuronx.lowering.tracer import Traced
+
+# How a number is passed, by its type: (example value, bytes, how it lies in the two words of a launch). The chip has no float64.
+_PAYLOADS: dict[str, tuple[Any, int, str]] = {
+    "int": (1, 8, "<q8x"),
+    "bool": (True, 1, "<?15x"),
+    "float": (1.0, 4, "<d8x"),
+    "complex": (1j, 16, "<dd"),
 }
+_NUMBERS = {torch.int64: "int", torch.bool: "bool", torch.float64: "float", torch.complex128: "complex"}
 
-Operand = tuple[str, str, int, int, int]  # name in the NEFF, kind, word, offset in bytes, bytes
-
-
-@dataclass
-class Storage:
-    """A storage group of the call: its slots, leader first, and the bytes that they span."""
-
-    leader: dict[str, Any]
-    slots: list[int]
-    bytes: int
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.leader["dtype"]
-
-    @property
-    def numel(self) -> int:
-        return self.bytes // self.dtype.itemsize
-
-    @property
-    def offset(self) -> int:
-        return int(self.leader["offset"]) * self.dtype.itemsize
-
-
-def _span(slot: dict[str, Any]) -> int:
-    """Bytes from the storage's start to the end of the slot's last element."""
-    if 0 in slot["sizes"]:
-        return 0
-    last = sum((size - 1) * stride for size, stride in zip(slot["sizes"], slot["strides"], strict=True))
-    return (int(slot["offset"]) + last + 1) * slot["dtype"].itemsize
-
-
-def storages_of(slots: list[dict[str, Any]]) -> dict[int, Storage]:
-    """The storage groups by their leader's slot; those without memory are left out."""
-    groups: dict[int, Storage] = {}
-    for index, slot in enumerate(slots):
-        if slot["host_scalar"] or slot["zero"]:
-            continue
-        leader = slot["leader"]
-        group = groups.setdefault(leader, Storage(slots[leader], [], 0))
-        group.slots.append(index)
-        group.bytes = max(group.bytes, _span(slot))
-    for group in groups.values():
-        itemsize = group.dtype.itemsize
-        group.bytes = (group.bytes + itemsize - 1) // itemsize * itemsize
-    return {leader: group for leader, group in groups.items() if group.bytes}
-
-
-def _lowering_program(call: dict[str, Any], storages: dict[int, Storage]) -> tuple[Any, list[Operand]]:
-    """The call as torch_neuronx.lowering sees it, and the operands behind its parameters, in their order."""
-    from torch_neuronx.lowering import program as lowering
-
-    op = _overload(call["name"], call["overload"])
-    program = lowering.Program()
-    arguments: list[Any] = [_own_list(value) for value in call["arguments"]]
-    operands: list[Operand] = []
-    payload_operands: list[Operand] = []
-    number = {leader: index for index, leader in enumerate(storages)}
-    for group in storages.values():
-        program.storages.append(group.dtype)
-        operands.append(("", "storage", group.leader["word"], group.offset, group.bytes))
-
-    tensors: dict[int, Any] = {}
-    for index, slot in enumerate(call["slots"]):
-        meta = lowering.TensorMeta(slot["dtype"], tuple(slot["sizes"]), tuple(slot["strides"]), slot["offset"], slot["conj"], slot["neg"])
-        if slot["same_as"] >= 0:
-            tensors[index] = tensors[slot["same_as"]]
-        elif slot["host_scalar"] and slot["wrapped_number"]:
-            example, kind, size = _PAYLOADS[_type_of(slot["dtype"])]
-            tensors[index] = lowering.Payload(len(program.payloads), type(example))
-            program.payloads.append(example)
-            payload_operands.append(("", kind, slot["word"], 0, size))
-        elif slot["host_scalar"]:
-            program.storages.append(slot["dtype"])
-            operands.append(("", "raw", slot["word"], 0, slot["dtype"].itemsize))
-            program.inputs.append(lowering.Input(len(program.storages) - 1, lowering.TensorMeta(slot["dtype"], (), ())))
-            tensors[index] = program.new_slot()
-        elif slot["leader"] in number:
-            program.inputs.append(lowering.Input(number[slot["leader"]], meta))
-            tensors[index] = program.new_slot()
-        else:
-            # No memory: the lowering makes it (an empty tensor, or a ZeroTensor's zeros).
-            tensors[index] = ("constant", meta)
-    for index, value in list(tensors.items()):
-        if isinstance(value, tuple):
-            meta = value[1]
-            slot = program.new_slot()
-            program.constants[slot.index] = torch.empty_strided(meta.sizes, meta.strides, dtype=meta.dtype).zero_()
-            tensors[index] = slot
-        _place(arguments, call["slots"][index]["place"], tensors[index])
-    for place, word, type_name in call["payloads"]:
-        example, kind, size = _PAYLOADS[type_name]
-        payload_operands.append(("", kind, word, 0, size))
-        _place(arguments, place, lowering.Payload(len(program.payloads), type(example)))
-        program.payloads.append(example)
-    args, kwargs = _split(op, arguments)
-    results = [program.new_slot() for _ in range(sum(len(returned) for returned in call["returns"]))]
-    program.calls.append(lowering.Call(op, args, kwargs, list(results)))
-    program.outputs = list(results)
-    return program, operands + payload_operands
-
-
-def _overload(name: str, overload: str) -> torch._ops.OpOverload:
-    namespace, base = name.split("::")
-    return getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
-
-
-def _own_list(value: Any) -> Any:
-    return list(value) if isinstance(value, (list, tuple)) else value
+Operand = tuple[str, str, int, int, int, int]  # name in the NEFF, kind, word, bytes before the word's place, number to add, bytes
+View = tuple[int, lowering.TensorMeta]  # storage, and the tensor with its offset in its own elements
 
 
 def _place(arguments: list[Any], place: tuple[int, int], value: Any) -> None:
@@ -138,10 +52,186 @@ def _place(arguments: list[Any], place: tuple[int, int], value: Any) -> None:
         arguments[argument][element] = value
 
 
-def _type_of(dtype: torch.dtype) -> str:
-    if dtype is torch.bool:
-        return "bool"
-    return "complex" if dtype.is_complex else "float" if dtype.is_floating_point else "int"
+def _span(slot: dict[str, Any]) -> int:
+    """Bytes from the first element's begin to the last one's end."""
+    if 0 in slot["sizes"]:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(slot["sizes"], slot["strides"], strict=True))
+    return int((last + 1) * slot["dtype"].itemsize)
+
+
+class _StorageView:
+    """Another tensor on the storage of a traced one: a call of the Program that is no operator."""
+
+    def __init__(self, meta: lowering.TensorMeta) -> None:
+        self.meta = meta
+
+    def __call__(self, x: Traced) -> Traced:
+        m = self.meta
+        shown = torch.empty(0, dtype=m.dtype, device="meta").set_(x.meta.untyped_storage(), m.offset, m.sizes, m.strides)
+        shown = torch._conj(shown) if m.conj else shown
+        shown = torch._neg_view(shown) if m.neg else shown
+        made = Traced(shown, x.base, None)
+        made.version = -1
+        return made
+
+
+class _Builder:
+    """Writes a described Program as the lowering's Program."""
+
+    def __init__(self, described: dict[str, Any]) -> None:
+        self.described = described
+        self.program = lowering.Program()
+        self.storage_operands: list[Operand] = []
+        self.payload_operands: list[Operand] = []
+        self.begins: dict[int, int] = {}  # of input storages: the first byte that is touched
+        self.numbers: dict[int, int] = {}  # storage -> number of the parameter
+        self.makers: dict[int, lowering.Slot] = {}  # fresh storage -> the tensor that was made with it
+        self.views: dict[View, lowering.Slot] = {}
+        self.scalars: dict[Any, lowering.Slot] = {}
+        self.payloads: dict[Any, lowering.Payload] = {}
+
+    def build(self) -> lowering.Program:
+        self._inputs()
+        for call in self.described["calls"]:
+            self._call(call)
+        self.escaping = [(storage, word) for storage, (word, size) in enumerate(self.described["storages"]) if size > 0 and word >= 0]
+        self.program.outputs = [self._maker(storage) for storage, _ in self.escaping]
+        return self.program
+
+    def operands(self) -> list[Operand]:
+        return self.storage_operands + self.payload_operands
+
+    # ---- inputs: before the calls, so that slot i is input i ----
+
+    def _inputs(self) -> None:
+        on_inputs: dict[int, list[dict[str, Any]]] = {}
+        host: list[dict[str, Any]] = []
+        for call in self.described["calls"]:
+            for slot in call["slots"]:
+                if slot["source"] is not None:
+                    host.append(slot)
+                elif slot["storage"] >= 0 and self._is_input(slot["storage"]) and _span(slot):
+                    on_inputs.setdefault(slot["storage"], []).append(slot)
+        for storage, slots in on_inputs.items():
+            self._input_storage(storage, slots)
+        for slot in host:
+            if self._number_type(slot) is None and slot["source"][0] == "word" and self._scalar_key(slot) not in self.scalars:
+                dtype, (_, word, _) = slot["dtype"], slot["source"]
+                self.program.storages.append(dtype)
+                self.storage_operands.append(("", "raw", word, 0, 0, dtype.itemsize))
+                self.program.inputs.append(lowering.Input(len(self.program.storages) - 1, lowering.TensorMeta(dtype, (), ())))
+                self.scalars[self._scalar_key(slot)] = self.program.new_slot()
+
+    def _input_storage(self, storage: int, slots: list[dict[str, Any]]) -> None:
+        widest = max(slot["dtype"].itemsize for slot in slots)
+        begin = min(slot["byte_offset"] for slot in slots)
+        begin -= begin % widest
+        number = self.numbers[storage] = len(self.program.storages)
+        self.begins[storage] = begin
+        # The storage's own dtype: that of the first tensor, unless a wider one has to fit in.
+        dtypes = [slot["dtype"] for slot in slots]
+        self.program.storages.append(next(dtype for dtype in dtypes if dtype.itemsize == widest))
+        self.storage_operands.append(("", "storage", self.described["storages"][storage][0], -begin, 0, 0))
+        for slot in slots:
+            view = self._view(slot)
+            if view not in self.views:
+                self.program.inputs.append(lowering.Input(number, view[1]))
+                self.views[view] = self.program.new_slot()
+
+    def _is_input(self, storage: int) -> bool:
+        return bool(self.described["storages"][storage][1] < 0)
+
+    def _view(self, slot: dict[str, Any]) -> View:
+        offset, rest = divmod(slot["byte_offset"] - self.begins.get(slot["storage"], 0), slot["dtype"].itemsize)
+        if rest:
+            raise NotImplementedError("a tensor does not lie at a multiple of its dtype's size in its storage")
+        return slot["storage"], self._meta(slot, offset)
+
+    @staticmethod
+    def _meta(slot: dict[str, Any], offset: int) -> lowering.TensorMeta:
+        return lowering.TensorMeta(slot["dtype"], tuple(slot["sizes"]), tuple(slot["strides"]), offset, slot["conj"], slot["neg"])
+
+    # ---- numbers ----
+
+    @staticmethod
+    def _number_type(slot: dict[str, Any]) -> str | None:
+        """What a host scalar is passed as; None: as a tensor of its dtype."""
+        return _NUMBERS.get(slot["dtype"]) if slot["wrapped_number"] else None
+
+    @staticmethod
+    def _scalar_key(slot: dict[str, Any]) -> Any:
+        return slot["dtype"], tuple(slot["source"])
+
+    def _host_scalar(self, slot: dict[str, Any]) -> Any:
+        kind = self._number_type(slot)
+        if kind is not None:
+            return self._number(kind, slot["source"])
+        key = self._scalar_key(slot)
+        if key not in self.scalars:
+            raw = bytearray(struct.pack("<qq", *slot["source"][1:]))
+            made = self.scalars[key] = self.program.new_slot()
+            self.program.constants[made.index] = torch.frombuffer(raw, dtype=slot["dtype"], count=1)[0].clone()
+        return self.scalars[key]
+
+    def _number(self, kind: str, source: tuple[Any, ...]) -> Any:
+        example, size, layout = _PAYLOADS[kind]
+        if source[0] == "constant":
+            values = struct.unpack(layout, struct.pack("<qq", *source[1:]))
+            return complex(*values) if kind == "complex" else values[0]
+        key = kind, tuple(source)
+        if key not in self.payloads:
+            self.payloads[key] = lowering.Payload(len(self.program.payloads), type(example))
+            self.program.payloads.append(example)
+            self.payload_operands.append(("", kind, source[1], 0, source[2], size))
+        return self.payloads[key]
+
+    # ---- calls ----
+
+    def _call(self, call: dict[str, Any]) -> None:
+        op = _overload(call["name"], call["overload"])
+        arguments: list[Any] = [list(value) if isinstance(value, (list, tuple)) else value for value in call["arguments"]]
+        for slot in call["slots"]:
+            _place(arguments, slot["place"], self._tensor(slot))
+        for place, kind, source in call["payloads"]:
+            _place(arguments, place, self._number(kind, source))
+        args, kwargs = _split(op, arguments)
+        results = [self.program.new_slot() for _ in call["returns"]]
+        strides = [None if returned is None else tuple(returned["strides"]) for returned in call["returns"]]
+        self.program.calls.append(lowering.Call(op, args, kwargs, list(results), strides))
+        for slot, returned in zip(results, call["returns"], strict=True):
+            if returned is None or returned["storage"] < 0 or returned["storage"] in self.makers:
+                continue
+            self.makers[returned["storage"]] = slot
+            if returned["byte_offset"] == 0:
+                self.views[returned["storage"], self._meta(returned, 0)] = slot
+
+    def _tensor(self, slot: dict[str, Any]) -> Any:
+        if slot["source"] is not None:
+            return self._host_scalar(slot)
+        if slot["storage"] < 0 or not _span(slot):
+            # No memory: a ZeroTensor's zeros, or no elements.
+            made = self.program.new_slot()
+            self.program.constants[made.index] = torch.zeros(slot["sizes"], dtype=slot["dtype"])
+            return made
+        view = self._view(slot)
+        if view not in self.views:
+            made = self.views[view] = self.program.new_slot()
+            self.program.calls.append(lowering.Call(_StorageView(view[1]), (self._maker(view[0], slot["dtype"]),), {}, [made]))
+        return self.views[view]
+
+    def _maker(self, storage: int, dtype: torch.dtype = torch.uint8) -> lowering.Slot:
+        """A tensor on a fresh storage. Memory that no call has filled reads as zeros here."""
+        if storage not in self.makers:
+            size = self.described["storages"][storage][1]
+            made = self.makers[storage] = self.program.new_slot()
+            self.program.calls.append(lowering.Call(torch.ops.aten.full.default, ([size // dtype.itemsize], 0), {"dtype": dtype}, [made]))
+        return self.makers[storage]
+
+
+def _overload(name: str, overload: str) -> torch._ops.OpOverload:
+    namespace, base = name.split("::")
+    return getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
 
 
 def _split(op: torch._ops.OpOverload, arguments: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -151,38 +241,15 @@ def _split(op: torch._ops.OpOverload, arguments: list[Any]) -> tuple[tuple[Any, 
     return args, {argument.name: value for argument, value in zip(schema, arguments, strict=True) if argument.kwarg_only}
 
 
-def _outputs(call: dict[str, Any], lowered: Any, storages: dict[int, Storage]) -> list[Operand]:
-    """What the module's results are written to: input storages in place, then the call's fresh storages."""
-    from torch_neuronx.lowering.emit import Output
+def lower_described(described: dict[str, Any], generation: str) -> tuple[bytes, list[Operand], list[Operand]]:
+    """The HLO of a described Program, and what its parameters and results are; see Note [Described Programs].
 
-    groups = list(storages.values())
-    operands: dict[int, Operand] = {}
-    for result, storage in enumerate(lowered.written):
-        group = groups[storage]
-        operands[result] = ("", "storage", group.leader["word"], group.offset, group.bytes)
-    flat = [result for returned in call["returns"] for result in returned]
-    for told, result in zip(lowered.outputs, flat, strict=True):
-        if not isinstance(told, Output) or told.on_input or result["kind"] != "fresh":
-            continue
-        source = result["source"]
-        operands[told.index] = ("", "storage", call["input_words"] + source, 0, call["fresh"][source])
-    return [operands[index] for index in sorted(operands)]
+    ``generation``: "trn1", "trn2", "trn3".
 
-
-def compile_program(call: dict[str, Any], generation: str, lnc: int) -> tuple[bytes, list[Operand], list[Operand]]:
-    """The NEFF of one call, and what its inputs and outputs are.
-
-    ``call``: as csrc/python/program_compiler.cpp describes it. ``generation``: "trn1", "trn2", "trn3". ``lnc``: physical cores behind a
-    logical one.
-
-    Raises NotImplementedError when the call has no lowering, with the reason.
+    Raises NotImplementedError when a call has no lowering, with the reason.
     """
-    from torch_neuronx.compiler.driver import compile_hlo
-    from torch_neuronx.compiler.options import from_environment
-    from torch_neuronx.lowering import NotLowered, lower
-
-    storages = storages_of(call["slots"])
-    program, operands = _lowering_program(call, storages)
+    builder = _Builder(described)
+    program = builder.build()
     try:
         lowered = lower(program, generation)
     except NotLowered as error:
@@ -191,7 +258,23 @@ def compile_program(call: dict[str, Any], generation: str, lnc: int) -> tuple[by
         raise NotImplementedError("its lowering looks at the value of a Scalar, which changes from call to call")
     if lowered.draws:
         raise NotImplementedError("it draws random numbers by an overload that does not pass its seed and offset")
-    inputs = [(f"input{i}", *operand[1:]) for i, operand in enumerate(operands)]
-    outputs = [(f"output{i}", *operand[1:]) for i, operand in enumerate(_outputs(call, lowered, storages))]
-    compiled = compile_hlo(lowered.hlo(), from_environment(generation, lnc), name=f"{call['name']}.{call['overload']}".strip("."))
-    return compiled.neff, inputs, outputs
+    inputs = builder.operands()
+    for number, (shape, dtype) in enumerate(lowered.parameters):
+        inputs[number] = (*inputs[number][:5], math.prod(shape) * dtype.itemsize)
+    outputs = [inputs[storage] for storage in lowered.written]
+    for (_, word), told in zip(builder.escaping, lowered.outputs, strict=True):
+        assert isinstance(told, Output) and not told.on_input, told
+        outputs.append(("", "storage", word, 0, 0, lowered.result_bytes[told.index]))
+    return lowered.hlo(), _named("input", inputs), _named("output", outputs)
+
+
+def _named(kind: str, operands: list[Operand]) -> list[Operand]:
+    return [(f"{kind}{index}", *operand[1:]) for index, operand in enumerate(operands)]
+
+
+def compile_lowered(hlo: bytes, generation: str, lnc: int, name: str) -> bytes:
+    """The NEFF; see :func:`torch_neuronx.compiler.compile_hlo` for what is raised. ``lnc``: physical cores behind a logical one."""
+    from torch_neuronx.compiler.driver import compile_hlo
+    from torch_neuronx.compiler.options import from_environment
+
+    return compile_hlo(hlo, from_environment(generation, lnc), name=name).neff

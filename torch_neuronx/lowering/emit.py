@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ class Lowered:
     replicas: int = 1  # ranks that run the module together: replica numbers of its collectives are global ranks
     specialised: bool = False  # the payloads' example values are in the module
     lines: list[str | None] = field(default_factory=list)  # Python line of each call of the Program
+    result_bytes: list[int] = field(default_factory=list)  # of each result; empty where sizes are symbols
 
     @property
     def text(self) -> str:
@@ -121,6 +123,7 @@ def _lower(program: Program, target: str, specialise: bool) -> Lowered:
         replicas=run.tracer.replicas,
         specialised=specialise and bool(program.payloads),
         lines=[call.location for call in program.calls],
+        result_bytes=run.result_bytes,
     )
 
 
@@ -142,6 +145,7 @@ class _Run:
         self.written: list[int] = []
         self.outputs: list[Any] = []
         self.parameters: list[tuple[tuple[int, ...], torch.dtype]] = []
+        self.result_bytes: list[int] = []
         self.source: RandomSource | None = None
         self.symbols = symbols.Symbols(program) if program.symbolic else None
         self.tracer.symbols = self.symbols
@@ -170,7 +174,7 @@ class _Run:
             return self.symbols.dims(members[0].sizes)
         if len(members) == 1 and members[0].dtype == dtype and Geometry(members[0].sizes, members[0].strides, members[0].offset).contiguous:
             return members[0].sizes
-        return (max(meta.span * meta.dtype.itemsize for meta in members) // dtype.itemsize,)
+        return (-(-max(meta.span * meta.dtype.itemsize for meta in members) // dtype.itemsize),)
 
     def _may_draw(self) -> bool:
         return any(torch.Tag.nondeterministic_seeded in getattr(call.op, "tags", ()) for call in self.program.calls)
@@ -220,6 +224,8 @@ class _Run:
             return Output(False, fresh[key], meta)
 
         self.outputs = [told(env[slot.index] if isinstance(slot, Slot) else slot) for slot in self.program.outputs]
+        if self.symbols is None:
+            self.result_bytes = [math.prod(result.shape) * result.dtype.itemsize for result in results]
         return tuple(results)
 
     @staticmethod

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <mutex>
 #include <set>
@@ -23,45 +24,55 @@ std::set<TrainiumExecutable*>& loaded() {
   return *all;
 }
 
+std::atomic<bool> closing{false};
+
 /// The runtime must not be closed with models loaded.
 void unload_all_models() {
+  closing.store(true);
   std::lock_guard lock(loaded_mutex);
   for (auto* executable : loaded()) executable->unload();
   loaded().clear();
 }
 
 /// A payload as the NEFF wants it.
-void payload_bytes(const CompiledProgram::Operand& operand, const uint64_t* words, uint64_t* to) {
-  using As = CompiledProgram::Operand::As;
-  to[0] = words[0];
+void payload_bytes(const LoweredProgram::Operand& operand, const uint64_t* words, uint64_t* to) {
+  using As = LoweredProgram::Operand::As;
+  to[0] = words[0] + (operand.as == As::integer ? static_cast<uint64_t>(operand.add) : 0);
   if (operand.bytes > sizeof *to) to[1] = words[1];
   if (operand.as == As::float32) {
     double wide;
     std::memcpy(&wide, words, sizeof wide);
     const auto narrow = static_cast<float>(wide);
     std::memcpy(to, &narrow, sizeof narrow);
-  } else if (operand.as == As::int32) {
-    const auto narrow = static_cast<int32_t>(words[0]);
-    std::memcpy(to, &narrow, sizeof narrow);
   } else if (operand.as == As::boolean) {
     to[0] = words[0] != 0;
   }
 }
 
+ProgramCompiler& compiler() {
+  TORCH_CHECK(program_compiler != nullptr, "Programs for a NeuronCore are compiled by torch_neuronx.compiler, which needs Python.");
+  return *program_compiler;
+}
+
 }  // namespace
 
-TrainiumExecutable::TrainiumExecutable(std::string name, std::shared_ptr<const CompiledProgram> compiled, int device)
-    : name_(std::move(name)),
-      compiled_(std::move(compiled)),
-      device_(device),
-      memory_(opened_target().memory(device)),
-      queues_(opened_target().queues(device)) {
-  const NRT_STATUS status = nrt().nrt_load(compiled_->neff.data(), compiled_->neff.size(), device, 1, &model_);
-  if (status != NRT_SUCCESS) raise_status(status, c10::str("loading the program of ", name_, " on neuron:", device));
+TrainiumExecutable::TrainiumExecutable(std::shared_ptr<const LoweredProgram> lowered, int device)
+    : lowered_(std::move(lowered)), device_(device), memory_(opened_target().memory(device)), queues_(opened_target().queues(device)) {
   static const bool registered = (before_close(unload_all_models), true);
   (void)registered;
+}
+
+void TrainiumExecutable::load() {
+  std::lock_guard one_at_a_time(mutex_);
+  if (model_.load()) return;
+  TORCH_CHECK(!closing.load(), name(), " was launched while the process exits.");
+  const std::string neff = compiler().compile(*lowered_);
+  nrt_model_t* model = nullptr;
+  const NRT_STATUS status = nrt().nrt_load(neff.data(), neff.size(), device_, 1, &model);
+  if (status != NRT_SUCCESS) raise_status(status, c10::str("loading the program of ", name(), " on neuron:", device_));
   std::lock_guard lock(loaded_mutex);
   loaded().insert(this);
+  model_.store(model);
 }
 
 TrainiumExecutable::~TrainiumExecutable() {
@@ -73,8 +84,7 @@ TrainiumExecutable::~TrainiumExecutable() {
 }
 
 void TrainiumExecutable::unload() {
-  if (model_) nrt().nrt_unload(model_);
-  model_ = nullptr;
+  if (nrt_model_t* model = model_.exchange(nullptr)) nrt().nrt_unload(model);
 }
 
 /// What one launch needs until it has ended.
@@ -97,9 +107,9 @@ struct TrainiumExecutable::Launch {
 };
 
 void TrainiumExecutable::fill(Launch& launch, const uint64_t* words) {
-  auto add = [&](nrt_tensor_set_t* set, const CompiledProgram::Operand& operand) {
+  auto add = [&](nrt_tensor_set_t* set, const LoweredProgram::Operand& operand) {
     nrt_tensor_t* tensor = nullptr;
-    if (operand.kind == CompiledProgram::Operand::Kind::payload) {
+    if (operand.kind == LoweredProgram::Operand::Kind::payload) {
       check(nrt().nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, device_, operand.bytes, nullptr, &tensor), "allocating an argument");
       launch.tensors.push_back(tensor);
       uint64_t value[2];
@@ -112,12 +122,12 @@ void TrainiumExecutable::fill(Launch& launch, const uint64_t* words) {
     }
     check(nrt().nrt_add_tensor_to_tensor_set(set, operand.name.c_str(), tensor), "adding a tensor to a set");
   };
-  for (const auto& operand : compiled_->inputs) add(launch.in, operand);
-  for (const auto& operand : compiled_->outputs) add(launch.out, operand);
+  for (const auto& operand : lowered_->inputs) add(launch.in, operand);
+  for (const auto& operand : lowered_->outputs) add(launch.out, operand);
 }
 
 void TrainiumExecutable::run(const uint64_t* words) {
-  TORCH_CHECK(model_ != nullptr, name_, " was launched while the process exits.");
+  if (!model_.load()) load();
   auto launch = std::make_shared<Launch>();
   fill(*launch, words);
   auto* stream = TrainiumStream::running();
@@ -129,15 +139,28 @@ void TrainiumExecutable::run(const uint64_t* words) {
     status = queues_.execute(model_, launch->in, launch->out, &request);
   }
   if (is_terminal(status)) lost_core().store(status);
-  if (status != NRT_SUCCESS) raise_status(status, c10::str("running ", name_, " on neuron:", device_));
+  if (status != NRT_SUCCESS) raise_status(status, c10::str("running ", name(), " on neuron:", device_));
   if (stream) {
-    stream->add({std::move(request), [launch] {}, name_});
+    stream->add({std::move(request), [launch] {}, name()});
   } else if (const NRT_STATUS end = request->wait(); end != NRT_SUCCESS) {
-    raise_status(end, c10::str("running ", name_, " on neuron:", device_));
+    raise_status(end, c10::str("running ", name(), " on neuron:", device_));
   }
 }
 
+TrainiumSequence::TrainiumSequence(std::shared_ptr<const Sequence> sequence, std::shared_ptr<const LoweredProgram> lowered, int device)
+    : sequence_(std::move(sequence)), executable_(std::move(lowered), device) {
+  groups = 1;
+  fused_calls = static_cast<int>(sequence_->calls.size());
+  for (const auto& storage : sequence_->storages) {
+    if (storage.kind == SequenceStorage::Kind::fresh && !storage.escapes) unwritten_bytes += storage.bytes;
+  }
+  executable_.load();
+}
+
 namespace {
+
+/// On this thread, launches are held back: what is loaded now may never run.
+thread_local bool holds_launches = false;
 
 class TrainiumPrograms final : public ProgramTarget {
  public:
@@ -148,9 +171,25 @@ class TrainiumPrograms final : public ProgramTarget {
   }
 
   std::unique_ptr<Executable> load(std::shared_ptr<const Program> program, int device) override {
-    TORCH_CHECK(program_compiler != nullptr, "Programs for a NeuronCore are compiled by torch_neuronx.compiler, which needs Python.");
-    auto compiled = program_compiler(*program, opened_target().device_info(device));
-    return std::make_unique<TrainiumExecutable>(toString(program->calls.at(0).op.operator_name()), std::move(compiled), device);
+    auto executable = std::make_unique<TrainiumExecutable>(compiler().lower(*program, opened_target().device_info(device)), device);
+    if (!holds_launches) executable->load();
+    return executable;
+  }
+
+  std::unique_ptr<LoadedSequence> load(std::shared_ptr<const Sequence> sequence, int device) override {
+    auto lowered = compiler().lower(*sequence, opened_target().device_info(device));
+    return std::make_unique<TrainiumSequence>(std::move(sequence), std::move(lowered), device);
+  }
+
+  void hold_launches(Stream& stream) override {
+    holds_launches = true;
+    static_cast<TrainiumStream&>(stream).hold();
+  }
+
+  bool release_launches(Stream& stream, Executable* instead, c10::ArrayRef<uint64_t> words) override {
+    holds_launches = false;
+    auto& held = static_cast<TrainiumStream&>(stream);
+    return instead != nullptr ? held.replace_held(*instead, words.data(), words.size()) : (held.release_held(), false);
   }
 
   bool trace(Program&, c10::ArrayRef<at::Tensor>, Stream&, torch::jit::Stack&) override {

@@ -1,7 +1,9 @@
 // Programs on NeuronCores: metadata from meta kernels, a NEFF per Program, and the host for what does not lower.
 #pragma once
 
+#include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -14,15 +16,17 @@ namespace neuron::trainium {
 class TrainiumMemory;
 class AsyncCore;
 
-/// A NEFF loaded on one core.
+/// A Program on one core: lowered, and loaded as a NEFF when load() is called or at its first run.
 class TrainiumExecutable final : public Executable {
  public:
-  /// Throws what raise_status() makes of a failed load.
-  TrainiumExecutable(std::string name, std::shared_ptr<const CompiledProgram> compiled, int device);
+  TrainiumExecutable(std::shared_ptr<const LoweredProgram> lowered, int device);
   ~TrainiumExecutable() override;
 
+  /// Compiles and loads it. Throws what the compiler does, and what raise_status() makes of a failed load. Thread safe.
+  void load();
+
   void run(const uint64_t* words) override;
-  const char* name() const override { return name_.c_str(); }
+  const char* name() const override { return lowered_->name.c_str(); }
 
   void unload();
 
@@ -30,12 +34,25 @@ class TrainiumExecutable final : public Executable {
   struct Launch;
   void fill(Launch& launch, const uint64_t* words);
 
-  const std::string name_;
-  const std::shared_ptr<const CompiledProgram> compiled_;
+  const std::shared_ptr<const LoweredProgram> lowered_;
   const int device_;
   TrainiumMemory& memory_;
   AsyncCore& queues_;
-  nrt_model_t* model_ = nullptr;
+  std::mutex mutex_;
+  std::atomic<nrt_model_t*> model_{nullptr};
+};
+
+/// A graph or a window of calls as one NEFF.
+class TrainiumSequence final : public LoadedSequence {
+ public:
+  TrainiumSequence(std::shared_ptr<const Sequence> sequence, std::shared_ptr<const LoweredProgram> lowered, int device);
+
+  void run(const uint64_t* words) override { executable_.run(words); }
+  const char* name() const override { return executable_.name(); }
+
+ private:
+  const std::shared_ptr<const Sequence> sequence_;
+  TrainiumExecutable executable_;
 };
 
 /// The Programs of this target.

@@ -1,5 +1,7 @@
 #include "csrc/runtime/trainium/infer.h"
 
+#include <ATen/ops/zeros.h>
+#include <c10/core/MemoryFormat.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
@@ -9,10 +11,11 @@
 namespace neuron::trainium {
 namespace {
 
-constexpr c10::DispatchKeySet kMeta(c10::DispatchKey::Meta);
+constexpr c10::DispatchKeySet kMeta(c10::DispatchKey::Meta), kCpu(c10::DispatchKey::CPU);
 
-at::Tensor meta_tensor(c10::Storage storage, const TensorMeta& meta) {
-  auto tensor = at::detail::make_tensor_base<c10::TensorImpl>(std::move(storage), kMeta, c10::scalarTypeToTypeMeta(meta.dtype));
+at::Tensor make_tensor(c10::Storage storage, const TensorMeta& meta, c10::DeviceType where) {
+  const auto keys = where == c10::kMeta ? kMeta : kCpu;
+  auto tensor = at::detail::make_tensor_base<c10::TensorImpl>(std::move(storage), keys, c10::scalarTypeToTypeMeta(meta.dtype));
   auto* impl = tensor.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(meta.sizes, meta.strides, meta.offset);
   if (meta.wrapped_number) impl->set_wrapped_number(true);
@@ -28,6 +31,24 @@ c10::Storage meta_storage(size_t bytes) {
                                                c10::GetAllocator(c10::kMeta), true);
 }
 
+c10::Storage zeros(const at::Tensor& like) {
+  return at::zeros({static_cast<int64_t>(like.storage().nbytes())}, at::TensorOptions().dtype(at::kByte).device(at::kCPU)).storage();
+}
+
+/// The layout that convolutions choose, which their meta kernel does not tell: channels last when an operand is.
+void choose_layout(const OpCall& call, c10::ArrayRef<at::Tensor> metas, ResultMeta& result) {
+  if (call.op.operator_name().name != "aten::convolution" || metas.size() < 2) return;
+  for (const auto& operand : metas.slice(0, 2)) {
+    const auto format = operand.suggest_memory_format();
+    if (format == at::MemoryFormat::Contiguous) continue;
+    const auto& sizes = result.meta.sizes;
+    const auto strides =
+        format == at::MemoryFormat::ChannelsLast ? c10::get_channels_last_strides_2d(sizes) : c10::get_channels_last_strides_3d(sizes);
+    result.meta.strides.assign(strides.begin(), strides.end());
+    return;
+  }
+}
+
 /// One run of a call on meta tensors.
 class Inference {
  public:
@@ -35,18 +56,23 @@ class Inference {
 
   bool run(std::string* why) {
     if (!call_.op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) {
+      if (returns_arguments()) return true;
       *why = "it has no meta kernel, so its results' shapes are not known before it runs";
       return false;
     }
     auto arguments = own_lists(call_);
-    make_metas(arguments);
+    make_tensors(arguments, c10::kMeta);
     torch::jit::Stack stack(arguments.begin(), arguments.end());
     c10::impl::ForceDispatchKeyGuard keys(c10::default_included_set, keys_above_kernels());
     try {
       call_.op.redispatchBoxed(kMeta, &stack);
     } catch (const c10::NotImplementedError& error) {
+      if (returns_arguments()) return true;
       *why = error.what_without_backtrace();
       return false;
+    } catch (const std::exception&) {
+      refuse_as_cpu();
+      throw;
     }
     for (const auto& value : stack) {
       if (!note(value)) {
@@ -58,7 +84,37 @@ class Inference {
   }
 
  private:
-  void make_metas(std::vector<c10::IValue>& arguments) {
+  /// What the schema alone tells: an in-place call returns what it writes.
+  bool returns_arguments() {
+    const auto& schema = call_.op.schema();
+    for (const auto& returned : schema.returns()) {
+      const auto slot = std::find_if(call_.tensors.begin(), call_.tensors.end(), [&](const auto& one) {
+        const auto* alias = schema.arguments()[static_cast<size_t>(one.place.arg)].alias_info();
+        return one.place.element < 0 && alias && returned.alias_info() && alias->isWrite() && *alias == *returned.alias_info();
+      });
+      if (slot == call_.tensors.end()) {
+        program_.returns.clear();
+        return false;
+      }
+      ResultMeta result;
+      result.kind = ResultMeta::Kind::argument;
+      result.source = static_cast<int>(slot - call_.tensors.begin());
+      program_.returns.push_back({false, {result}});
+    }
+    return true;
+  }
+
+  /// Python's meta kernels word their refusals in their own way: raises what the CPU's kernel says of such arguments, if it refuses too.
+  void refuse_as_cpu() {
+    metas_.clear();
+    auto arguments = own_lists(call_);
+    make_tensors(arguments, c10::kCPU);
+    torch::jit::Stack stack(arguments.begin(), arguments.end());
+    call_.op.redispatchBoxed(kCpu, &stack);
+  }
+
+  /// Tensors like those of the call in their places: without memory, or zeros.
+  void make_tensors(std::vector<c10::IValue>& arguments, c10::DeviceType where) {
     std::vector<c10::Storage> storages(call_.tensors.size());
     for (size_t i = 0; i < call_.tensors.size(); ++i) {
       const auto& slot = call_.tensors[i];
@@ -68,8 +124,8 @@ class Inference {
         metas_.push_back(metas_[static_cast<size_t>(slot.same_as)]);
       } else {
         const auto leader = static_cast<size_t>(slot.leader);
-        if (leader == i) storages[i] = meta_storage(tensors_[i].storage().nbytes());
-        metas_.push_back(meta_tensor(storages[leader], TensorMeta::of(tensors_[i], tensors_[i].storage_offset())));
+        if (leader == i) storages[i] = where == c10::kMeta ? meta_storage(tensors_[i].storage().nbytes()) : zeros(tensors_[i]);
+        metas_.push_back(make_tensor(storages[leader], TensorMeta::of(tensors_[i], tensors_[i].storage_offset()), where));
         if (slot.meta.wrapped_number) metas_.back().unsafeGetTensorImpl()->set_wrapped_number(true);
       }
       put(arguments, slot.place, metas_.back());
@@ -127,6 +183,7 @@ class Inference {
       return result;
     }
     result.meta = TensorMeta::of(tensor, tensor.storage_offset());
+    choose_layout(call_, metas_, result);
     result.source = fresh(storage, result.meta);
     return result;
   }

@@ -41,36 +41,81 @@ TrainiumStream* TrainiumStream::running() { return running_stream; }
 
 uint64_t TrainiumStream::push(std::function<void()> work, bool pipelined, std::string name) {
   std::unique_lock lock(mutex_);
-  if (records_.size() >= kQueued) {
+  if (!pipelined || holder_ != std::this_thread::get_id()) release_locked();
+  if (records_.size() >= kQueued && !holding_) {
     HostWaitScope released;  // Ctrl-C is seen between calls: the queue drains while nothing is added
     changed_.wait(lock, [this] { return records_.size() < kQueued; });
   }
   const uint64_t sequence = enqueued_.load(std::memory_order_relaxed) + 1;
   enqueued_.store(sequence, std::memory_order_release);
+  if (holding_) {
+    held_.push_back({sequence, std::move(work), pipelined, std::move(name)});
+    return sequence;
+  }
   records_.push_back({sequence, std::move(work), pipelined, std::move(name)});
   if (!thread_.joinable()) thread_ = std::thread([this] { work_off(); });
   changed_.notify_all();
   return sequence;
 }
 
-uint64_t TrainiumStream::launch(Executable& exe, const uint64_t* words, size_t count) {
+void TrainiumStream::hold() {
+  std::lock_guard lock(mutex_);
+  holding_ = true;
+  holder_ = std::this_thread::get_id();
+}
+
+void TrainiumStream::release_locked() {
+  holding_ = false;
+  if (held_.empty()) return;
+  for (auto& record : held_) records_.push_back(std::move(record));
+  held_.clear();
+  if (!thread_.joinable()) thread_ = std::thread([this] { work_off(); });
+  changed_.notify_all();
+}
+
+void TrainiumStream::release_held() {
+  std::lock_guard lock(mutex_);
+  release_locked();
+}
+
+bool TrainiumStream::replace_held(Executable& exe, const uint64_t* words, size_t count) {
+  std::lock_guard lock(mutex_);
+  if (!holding_) return false;
+  holding_ = false;
+  uint64_t sequence = 0;
+  if (held_.empty()) {
+    sequence = enqueued_.load(std::memory_order_relaxed) + 1;
+    enqueued_.store(sequence, std::memory_order_release);
+  } else {
+    sequence = held_.back().sequence;  // those before it are reached with it
+    held_.clear();
+  }
+  records_.push_back({sequence, [&exe, kept = std::vector<uint64_t>(words, words + count)] { exe.run(kept.data()); }, true, exe.name()});
+  if (!thread_.joinable()) thread_ = std::thread([this] { work_off(); });
+  changed_.notify_all();
+  return true;
+}
+
+uint64_t TrainiumStream::launch_now(Executable& exe, const uint64_t* words, size_t count) {
   std::vector<uint64_t> kept(words, words + count);
   if (Capture* taken = capture()) {
     taken->add({&exe, nullptr, std::move(kept)});
-    return enqueued();
+    return queued();
   }
   return push([&exe, kept = std::move(kept)] { exe.run(kept.data()); }, true, exe.name());
 }
 
 uint64_t TrainiumStream::call(std::function<void()> fn) {
+  close_window();
   if (Capture* taken = capture()) {
     taken->add({nullptr, std::move(fn), {}});
-    return enqueued();
+    return queued();
   }
   return push(std::move(fn), false, "a host function");
 }
 
 uint64_t TrainiumStream::mark(TimeCell time) {
+  close_window();
   if (capture()) {
     return call([time] {
       if (time) time->store(now_ns(), std::memory_order_release);
@@ -84,19 +129,27 @@ uint64_t TrainiumStream::mark(TimeCell time) {
 }
 
 void TrainiumStream::wait_for(Stream& other, uint64_t sequence) {
+  close_window();
+  other.close_window();
   if (&other == this || other.reached(sequence)) return;
   push([&other, sequence] { other.drain(sequence); }, false, "a wait for another stream");
 }
 
 // ---- Waiting ----
 
-bool TrainiumStream::query() { return completed() >= enqueued(); }
+bool TrainiumStream::query() {
+  close_window();
+  release_held();
+  return completed() >= queued();
+}
 
 void TrainiumStream::drain(uint64_t sequence) {
+  close_window();
   TORCH_CHECK(capture() == nullptr, "The host cannot wait for a stream while a graph captures it.");
   if (reached(sequence)) return;
   HostWaitScope released;
   std::unique_lock lock(mutex_);
+  release_locked();
   changed_.wait(lock, [&] { return reached(sequence); });
 }
 

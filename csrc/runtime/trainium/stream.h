@@ -36,7 +36,7 @@ class TrainiumStream final : public Stream {
  public:
   TrainiumStream(int device, int64_t id, int priority);
 
-  uint64_t launch(Executable& exe, const uint64_t* words, size_t count) override;
+  uint64_t launch_now(Executable& exe, const uint64_t* words, size_t count) override;
   uint64_t call(std::function<void()> fn) override;
   uint64_t mark(TimeCell time) override;
   void wait_for(Stream& other, uint64_t sequence) override;
@@ -50,6 +50,14 @@ class TrainiumStream final : public Stream {
   void add(InFlight execution);
   /// Waits for the oldest execution under way; false when there is none.
   bool finish_oldest();
+
+  // Note [Held launches]
+  // Between hold() and release_held() or replace_held(), launches have their sequence numbers but wait beside the queue. Whatever else is
+  // added (by another thread too), or waits for the stream, queues them first, and launches are no longer held from then on.
+  void hold();
+  void release_held();
+  /// One launch in the place of those that are held; gives false, and launches nothing, when they are no longer held.
+  bool replace_held(Executable& exe, const uint64_t* words, size_t count);
 
   /// At exit, with the stream drained.
   void end_thread();
@@ -65,6 +73,7 @@ class TrainiumStream final : public Stream {
   static constexpr size_t kQueued = 1024;
 
   uint64_t push(std::function<void()> work, bool pipelined, std::string name);
+  void release_locked();
   void work_off();
   void run(Record& record);
   void complete(uint64_t sequence);
@@ -73,6 +82,9 @@ class TrainiumStream final : public Stream {
   std::mutex mutex_;
   std::condition_variable changed_;  // records added, sequences completed
   std::deque<Record> records_;
+  std::vector<Record> held_;
+  bool holding_ = false;
+  std::thread::id holder_;
   std::thread thread_;
 
   // Of the stream's own thread.

@@ -1,0 +1,212 @@
+"""Eager calls on a NeuronCore, compared with the CPU; what is compiled and copied for them is counted. See conftest.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_neuronx import _C
+
+
+@dataclass
+class Cost:
+    """Of a block of code: NEFFs that were loaded, launches, bytes that were copied (h2d, d2h, d2d)."""
+
+    neffs: int = 0
+    launches: int = 0
+    copied: tuple[int, int, int] = (0, 0, 0)
+
+
+def _now() -> tuple[int, int, tuple[int, int, int]]:
+    from torch_neuronx.compiler.driver import counters
+
+    found = _C._counters()
+    moved = found["bytes"]
+    return counters["compiles"] + counters["hits"], found["launches"], (moved["h2d"], moved["d2h"], moved["d2d"])
+
+
+@contextmanager
+def cost() -> Iterator[Cost]:
+    """Counts what a block costs."""
+    torch.neuron.synchronize()
+    before, counted = _now(), Cost()
+    yield counted
+    torch.neuron.synchronize()
+    after = _now()
+    counted.neffs, counted.launches = after[0] - before[0], after[1] - before[1]
+    counted.copied = tuple(b - a for a, b in zip(before[2], after[2], strict=True))  # type: ignore[assignment]
+
+
+def same(make: Callable[..., Any], *inputs: torch.Tensor, tolerance: float = 1e-5) -> Cost:
+    """``make`` gives the same on both devices, and writes the same to its inputs; the cost of the device's run."""
+    host = [tensor.clone() for tensor in inputs]
+    there = [_moved(tensor) for tensor in inputs]
+    wanted = make(*host)
+    with cost() as counted:
+        found = make(*there)
+    for a, b in zip([found, *there], [wanted, *host], strict=True):
+        assert a.device.type == "neuron"
+        torch.testing.assert_close(a.cpu(), b, rtol=tolerance, atol=tolerance)
+        assert a.stride() == b.stride(), (a.stride(), b.stride())
+    return counted
+
+
+def _moved(tensor: torch.Tensor) -> torch.Tensor:
+    """On the device, with the same strides."""
+    made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="neuron")
+    made.copy_(tensor)
+    return made
+
+
+def arithmetic() -> None:
+    x, y = torch.randn(4, 6), torch.randn(4, 6)
+    assert same(lambda a, b: a + b, x, y).neffs == 1
+    assert same(lambda a, b: a + b, x + 1, y).neffs == 0, "the same program"
+    assert same(lambda a: a * 2.5, x).neffs == 1
+    assert same(lambda a: a * 3.5, x).neffs == 0, "a Scalar is an input of the program"
+    assert same(lambda a: a.add_(1, alpha=2), x).neffs == 1
+    same(lambda a: a.to(torch.bfloat16).float(), x, tolerance=1e-2)
+    same(lambda a: a.sum(), x)
+    same(lambda a, b: torch.where(a > b, a, b), x, y)
+    same(lambda a: a.softmax(-1), x)
+    same(lambda a: a.argmax(1), x)
+    same(lambda a: torch.cat([a, a * 2]), x)
+    same(lambda a: a // 3, torch.arange(-6, 6))
+    assert torch.arange(5, device="neuron").sum().item() == 10
+    assert torch.ones(3, device="neuron").tolist() == [1.0, 1.0, 1.0]
+
+
+def views() -> None:
+    x = torch.randn(4, 6)
+    assert same(lambda a: a.t() + 1, x).neffs == 1
+    assert same(lambda a: a[1:3, ::2] * 2, x).neffs == 1
+    assert same(lambda a: a[1:].clone(), x).neffs == 1
+    assert same(lambda a: a[0:3].clone(), x).neffs == 0, "an offset is data, not part of the program"
+    same(lambda a: a.as_strided((3, 3), (1, 2)) + 0, x)  # overlapping windows
+    same(lambda a: a.expand(3, 4, 6).sum(0), x)
+    same(lambda a: a.view(torch.int32) + 1, x)
+
+
+def writes_through_views() -> None:
+    x = torch.zeros(4, 6)
+
+    def rows(a: torch.Tensor) -> torch.Tensor:
+        a[1:3].add_(1)
+        a.t()[2].mul_(5).sub_(1)
+        a[:, ::2] = 7
+        return a
+
+    same(rows, x)
+
+    def aliases(a: torch.Tensor) -> torch.Tensor:
+        torch.add(a[0], a[1], out=a[2])
+        a[1:].copy_(a[:-1].clone())
+        return a
+
+    same(aliases, torch.randn(4, 6))
+
+
+def rotary() -> None:
+    """Strided slice-assign, as rotary embeddings do it: a launch for each write, and nothing is copied besides."""
+    x, cos, sin = torch.randn(2, 8, 16), torch.randn(8, 8), torch.randn(8, 8)
+
+    def assign(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        even, odd = x[..., ::2], x[..., 1::2]
+        torch.mul(even, cos, out=out[..., ::2])
+        torch.mul(odd, sin, out=out[..., 1::2])
+        return out
+
+    counted = same(assign, x, cos, sin)
+    assert counted == Cost(neffs=1, launches=2), counted  # the two writes differ in their offset alone
+    counted = same(lambda a, b: a[..., 1::2].copy_(b), x, torch.randn(2, 8, 8))
+    assert (counted.neffs, counted.launches, counted.copied) == (1, 1, (0, 0, 0)), counted
+
+
+def matmul() -> None:
+    """A transposed operand costs no copy: the strides are in the program."""
+    x, w = torch.randn(5, 8), torch.randn(6, 8)
+    counted = same(lambda a, b: a @ b.t(), x, w)
+    assert counted == Cost(neffs=1, launches=1), counted
+    same(lambda a, b: torch.bmm(a, b.transpose(1, 2)), torch.randn(2, 3, 4), torch.randn(2, 5, 4))
+    same(lambda a, b: torch.nn.functional.linear(a, b, b[:, 0]), x, w)
+
+
+def convolution() -> None:
+    x = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    w = torch.randn(4, 3, 3, 3).to(memory_format=torch.channels_last)
+    counted = same(lambda a, b: torch.nn.functional.conv2d(a, b, padding=1), x, w, tolerance=1e-4)
+    assert counted == Cost(neffs=1, launches=1), counted
+
+
+def random() -> None:
+    """The same numbers as the emulated device's, whose generator it is: see tests/test_random.py."""
+    torch.manual_seed(3)
+    first = torch.rand(5, device="neuron"), torch.randn(5, device="neuron"), torch.nn.functional.dropout(torch.ones(64, device="neuron"))
+    torch.manual_seed(3)
+    again = torch.rand(5, device="neuron"), torch.randn(5, device="neuron"), torch.nn.functional.dropout(torch.ones(64, device="neuron"))
+    for a, b in zip(first, again, strict=True):
+        assert torch.equal(a.cpu(), b.cpu())
+    assert 10 < (first[2] != 0).sum().item() < 54
+    assert not torch.equal(torch.rand(5, device="neuron").cpu(), first[0].cpu())
+
+
+def streams() -> None:
+    one, two = torch.neuron.Stream(), torch.neuron.Stream()
+    x = torch.ones(64, device="neuron")
+    event, timing = torch.neuron.Event(), torch.neuron.Event(enable_timing=True)
+    with torch.neuron.stream(one):
+        one.wait_stream(torch.neuron.default_stream())
+        for _ in range(20):
+            x = x + 1
+        event.record(one)
+    two.wait_event(event)
+    with torch.neuron.stream(two):
+        y = x * 2
+        timing.record(two)
+    timing.synchronize()
+    assert event.query() and two.query() and y.cpu()[0].item() == 42.0
+    end = torch.neuron.Event(enable_timing=True)
+    end.record()
+    end.synchronize()
+    assert timing.elapsed_time(end) >= 0
+    a = torch.arange(8.0).pin_memory()
+    assert a.to("neuron", non_blocking=True).cpu().equal(a)
+
+
+def errors() -> None:
+    """Bad arguments raise what they raise on the CPU, and what does not lower is refused by its name."""
+    for device in ("cpu", "neuron"):
+        try:
+            torch.ones(2, 3, device=device) + torch.ones(4, device=device)
+        except RuntimeError as error:
+            assert "must match the size of tensor" in str(error), error
+        else:
+            raise AssertionError("shapes that do not match")
+    try:
+        torch.ones(4, device="neuron").nonzero()
+    except NotImplementedError as error:
+        assert "aten::nonzero cannot run on device neuron: its results depend on data" in str(error), error
+    else:
+        raise AssertionError("nonzero ran somewhere")
+
+
+def properties(device: str) -> None:
+    """Says what it is, and never that it is emulated."""
+    found = torch.neuron.get_device_properties(0)
+    assert (found.architecture, found.is_emulated) == (device, False)
+    assert torch.neuron.get_device_name() == {"trn2": "Trainium2", "trn3": "Trainium3"}[device]
+    assert found.total_memory == {"trn2": 24 << 30, "trn3": 36 << 30}[device]
+    assert torch.neuron.device_count() == 4
+
+
+def everything(device: str) -> None:
+    torch.manual_seed(0)
+    properties(device)
+    for check in (arithmetic, views, writes_through_views, rotary, matmul, convolution, random, streams, errors):
+        check()
+        print(check.__name__, "ok", flush=True)

@@ -1,0 +1,32 @@
+"""Every NRT_STATUS but success, and the kind of exception that it is documented to be (docs/dev/trainium.md)."""
+
+STATUSES: dict[int, tuple[str, str]] = {
+    1: ("NRT_FAILURE", "error"),
+    2: ("NRT_INVALID", "error"),
+    3: ("NRT_INVALID_HANDLE", "error"),
+    4: ("NRT_RESOURCE", "memory"),
+    5: ("NRT_TIMEOUT", "error"),
+    6: ("NRT_HW_ERROR", "lost"),
+    7: ("NRT_QUEUE_FULL", "error"),
+    9: ("NRT_LOAD_NOT_ENOUGH_NC", "error"),
+    10: ("NRT_UNSUPPORTED_NEFF_VERSION", "error"),
+    11: ("NRT_FAIL_HOST_MEM_ALLOC", "error"),
+    13: ("NRT_UNINITIALIZED", "error"),
+    14: ("NRT_CLOSED", "error"),
+    15: ("NRT_QUEUE_EMPTY", "error"),
+    101: ("NRT_EXEC_UNIT_UNRECOVERABLE", "lost"),
+    1002: ("NRT_EXEC_BAD_INPUT", "error"),
+    1003: ("NRT_EXEC_COMPLETED_WITH_NUM_ERR", "error"),
+    1004: ("NRT_EXEC_COMPLETED_WITH_ERR", "error"),
+    1005: ("NRT_EXEC_NC_BUSY", "error"),
+    1006: ("NRT_EXEC_OOB", "index"),
+    1100: ("NRT_COLL_PENDING", "error"),
+    1200: ("NRT_EXEC_HW_ERR_COLLECTIVES", "lost"),
+    1201: ("NRT_EXEC_HW_ERR_HBM_UE", "lost"),
+    1202: ("NRT_EXEC_HW_ERR_NC_UE", "lost"),
+    1203: ("NRT_EXEC_HW_ERR_DMA_ABORT", "lost"),
+    1204: ("NRT_EXEC_SW_NQ_OVERFLOW", "error"),
+    1205: ("NRT_EXEC_HW_ERR_REPAIRABLE_HBM_UE", "lost"),
+    1206: ("NRT_NETWORK_PROXY_FAILURE", "error"),
+}
+TERMINAL = [101]  # after it the process can run nothing more on the device

@@ -1,0 +1,11 @@
+"""Eager on the Trainium target against the stand-in SDK, in both forms of the asynchronous functions, on both generations."""
+
+import pytest
+
+from tests.standin_sdk.conftest import Run
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("device", "runtime"), [("trn2", "2.34"), ("trn3", "2.30")])
+def test_eager(on_chip: Run, device: str, runtime: str) -> None:
+    on_chip("eager:everything", device, device=device, runtime=runtime, timeout=500)
