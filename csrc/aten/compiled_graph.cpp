@@ -388,6 +388,17 @@ CompiledGraph::Run::Run(CompiledGraph& graph, std::unique_ptr<Key> key, const Va
   holds_ = stream;
 }
 
+namespace {
+
+/// Takes the place of launches that are not to be made.
+class Nothing final : public Executable {
+ public:
+  void run(const uint64_t*) override {}
+  const char* name() const override { return "nothing"; }
+};
+
+}  // namespace
+
 CompiledGraph::Run::~Run() {
   if (!holds_) return;
   try {
@@ -439,6 +450,10 @@ void CompiledGraph::Run::finish(const Values* outputs) {
     } catch (const c10::NotImplementedError& error) {  // the target runs its calls, but not as one
       entry->reason = error.what_without_backtrace();
       sequence = nullptr;
+    } catch (...) {  // the graph has failed as a whole
+      static Nothing nothing;
+      release(&nothing, {});
+      throw;
     }
     entry->scalars = key_->scalars;
     const auto& bumps = recorder_->version_bumps();

@@ -8,6 +8,7 @@
 #include <ATen/ops/_to_copy_native.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
 #include <torch/library.h>
 
 #include <memory>
@@ -191,8 +192,9 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
   interrupt("item()");
   note_sync("item()");
   stream_for(self).synchronize();
-  auto element = at::empty({}, self.options().device(at::kCPU));
-  memory_of(self).read(element.mutable_data_ptr(), device_data(self), element.nbytes());
+  alignas(16) char bytes[16];
+  memory_of(self).read(bytes, device_data(self), self.element_size());
+  auto element = at::from_blob(bytes, {}, self.options().device(at::kCPU));
   if (self.is_conj()) element = element.conj();
   if (self.is_neg()) element = element._neg_view();
   return element.item();

@@ -35,11 +35,12 @@ def train(name: str, mode: str, steps: str = "4") -> None:
 
     torch.manual_seed(0)
     make_model, make_batch = MODELS[name]
-    model, batch = make_model(), make_batch()
-    wanted = losses(host := copy.deepcopy(model), _optimizer(host, name), *batch, int(steps))
+    model, (inputs, targets) = make_model(), make_batch()
+    host = copy.deepcopy(model)
+    wanted = losses(host, _optimizer(host, name), inputs, targets, int(steps))
     model.to("neuron")
     function = torch.compile(model, backend="neuron") if mode == "compiled" else model
-    found = losses(function, _optimizer(model, name), *(tensor.to("neuron") for tensor in batch), int(steps))
+    found = losses(function, _optimizer(model, name), inputs.to("neuron"), targets.to("neuron"), int(steps))
     print(json.dumps({"cpu": wanted, "neuron": found, **counters}))
     assert max(abs(a - b) for a, b in zip(wanted, found, strict=True)) < 1e-3
     assert wanted[-1] < wanted[0]

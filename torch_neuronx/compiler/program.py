@@ -81,7 +81,7 @@ class _Builder:
 
     def __init__(self, described: dict[str, Any]) -> None:
         self.described = described
-        self.program = lowering.Program()
+        self.program = lowering.Program(draws=False)
         self.storage_operands: list[Operand] = []
         self.payload_operands: list[Operand] = []
         self.begins: dict[int, int] = {}  # of input storages: the first byte that is touched
@@ -195,10 +195,13 @@ class _Builder:
             _place(arguments, slot["place"], self._tensor(slot))
         for place, kind, source in call["payloads"]:
             _place(arguments, place, self._number(kind, source))
-        args, kwargs = _split(op, arguments)
         results = [self.program.new_slot() for _ in call["returns"]]
         strides = [None if returned is None else tuple(returned["strides"]) for returned in call["returns"]]
-        self.program.calls.append(lowering.Call(op, args, kwargs, list(results), strides))
+        for index, (one, given) in enumerate(_elements(op, arguments)):
+            args, kwargs = _split(one, given)
+            whole = one is op
+            part = slice(None) if whole else slice(index, index + 1)
+            self.program.calls.append(lowering.Call(one, args, kwargs, list(results[part]), strides[part]))
         for slot, returned in zip(results, call["returns"], strict=True):
             if returned is None or returned["storage"] < 0 or returned["storage"] in self.makers:
                 continue
@@ -229,6 +232,36 @@ class _Builder:
         return self.makers[storage]
 
 
+# Overloads of foreach operators -> those of the operators that they apply to each element, in order of preference. A number that
+# changes from launch to launch is passed as a 0-dim tensor where there is an overload for that.
+_ELEMENT_OVERLOADS = {
+    "default": ("default",),
+    "List": ("Tensor", "default"),
+    "Tensor": ("Tensor",),
+    "Scalar": ("Tensor",),
+    "ScalarList": ("Tensor",),
+}
+_NUMBER_OVERLOADS = {"lerp": ("Scalar",), "pow": ("Tensor_Scalar", "Scalar"), "addcmul": ("default",), "addcdiv": ("default",)}
+
+
+def _elements(op: torch._ops.OpOverload, arguments: list[Any]) -> list[tuple[torch._ops.OpOverload, list[Any]]]:
+    """The calls that a call stands for: a foreach operator is one call for each element, anything else is itself."""
+    name = op._schema.name.removeprefix("aten::_foreach_")
+    packet = getattr(torch.ops.aten, name, None) if name != op._schema.name else None
+    wanted = _ELEMENT_OVERLOADS.get(op._overloadname, ())
+    if op._overloadname in ("Scalar", "ScalarList"):
+        wanted = _NUMBER_OVERLOADS.get(name.rstrip("_"), wanted)
+    found = next((getattr(packet, overload) for overload in wanted if packet is not None and overload in packet.overloads()), None)
+    parameters = found._schema.arguments if found is not None else []
+    if found is None or len(parameters) < len(arguments) or not all(item.has_default_value() for item in parameters[len(arguments) :]):
+        return [(op, arguments)]
+    rest = [parameter.default_value for parameter in parameters[len(arguments) :]]
+    return [
+        (found, [argument[index] if isinstance(argument, list) else argument for argument in arguments] + rest)
+        for index in range(len(arguments[0]))
+    ]
+
+
 def _overload(name: str, overload: str) -> torch._ops.OpOverload:
     namespace, base = name.split("::")
     return getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
@@ -256,8 +289,6 @@ def lower_described(described: dict[str, Any], generation: str) -> tuple[bytes, 
         raise NotImplementedError(f"it does not lower for {generation}: {error}") from error
     if lowered.specialised:
         raise NotImplementedError("its lowering looks at the value of a Scalar, which changes from call to call")
-    if lowered.draws:
-        raise NotImplementedError("it draws random numbers by an overload that does not pass its seed and offset")
     inputs = builder.operands()
     for number, (shape, dtype) in enumerate(lowered.parameters):
         inputs[number] = (*inputs[number][:5], math.prod(shape) * dtype.itemsize)

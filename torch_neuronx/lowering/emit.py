@@ -177,7 +177,7 @@ class _Run:
         return (-(-max(meta.span * meta.dtype.itemsize for meta in members) // dtype.itemsize),)
 
     def _may_draw(self) -> bool:
-        return any(torch.Tag.nondeterministic_seeded in getattr(call.op, "tags", ()) for call in self.program.calls)
+        return self.program.draws and any(torch.Tag.nondeterministic_seeded in getattr(call.op, "tags", ()) for call in self.program.calls)
 
     def main(self, *parameters: Any) -> tuple[Any, ...]:
         """The JAX function. Fills ``written`` and ``outputs``."""

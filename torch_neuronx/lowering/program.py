@@ -86,6 +86,7 @@ class Program:
     examples: list[torch.Tensor] = field(default_factory=list)  # fake tensors of the inputs, where sizes are symbols
     constants: dict[int, torch.Tensor] = field(default_factory=dict)  # slots that hold a fixed tensor
     slots: int = 0
+    draws: bool = True  # False: random calls pass their seed and offset, as the device's own do; others are refused
 
     def new_slot(self) -> Slot:
         self.slots += 1

@@ -17,11 +17,12 @@ def _scores(query: Any, key: Any, is_causal: bool, mask: Any, scale: float | Non
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     work = wide(query.dtype)
     scores = jnp.einsum("bhqd,bhkd->bhqk", query, key, preferred_element_type=work) * jnp.asarray(factor, work)
+    masked = jnp.asarray(-math.inf, work)
     if is_causal:
         rows = lax.broadcasted_iota(jnp.int32, scores.shape[-2:], 0)
-        scores = jnp.where(rows >= lax.broadcasted_iota(jnp.int32, scores.shape[-2:], 1), scores, -math.inf)
+        scores = jnp.where(rows >= lax.broadcasted_iota(jnp.int32, scores.shape[-2:], 1), scores, masked)
     if mask is not None:
-        scores = jnp.where(mask, scores, -math.inf) if mask.dtype == jnp.bool_ else scores + convert(mask, work)
+        scores = jnp.where(mask, scores, masked) if mask.dtype == jnp.bool_ else scores + convert(mask, work)
     return scores
 
 

@@ -13,7 +13,7 @@ from jax import lax
 
 from torch_neuronx.lowering.philox import unit, words, words64
 from torch_neuronx.lowering.promotion import constant, convert, is_float, result_dtype, widest
-from torch_neuronx.lowering.table import CallInfo, lowers
+from torch_neuronx.lowering.table import CallInfo, NotLowered, lowers
 
 
 def _real(dtype: Any) -> Any:
@@ -234,7 +234,8 @@ class RandomSource:
 
 def _taken(count: int) -> tuple[Any, Any]:
     source = RandomSource.current
-    assert source is not None, "random numbers are lowered inside a trace"
+    if source is None:
+        raise NotLowered("a random operator", "it does not pass its seed and offset")
     return source.take(count)
 
 
