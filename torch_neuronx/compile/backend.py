@@ -16,7 +16,7 @@ from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompil
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.output_code import OutputCode
 
-from torch_neuronx.compile import foreign, in_place, random_state, rewrites
+from torch_neuronx.compile import foreign, gradients_of_parts, in_place, random_state, rewrites
 from torch_neuronx.compile.code import CompiledCode
 from torch_neuronx.compile.options import Settings
 
@@ -30,6 +30,7 @@ def compile_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], setti
             foreign.check(graph, settings)
             random_state.replace(graph)
             in_place.restore(graph)
+            gradients_of_parts.join(graph)
             return CompiledCode(graph, _name(settings, direction))
 
         return SerializableAOTDispatchCompiler(OutputCode, one_direction)
