@@ -58,9 +58,12 @@ def _index_put(x: Any, indices: list[Any], values: Any, accumulate: bool = False
     _split_mask("aten::index_put", x, indices)
     places = x.at[_coordinates(x, indices)]
     values = convert(values, x.dtype)
-    if accumulate:
-        return x | x.at[_coordinates(x, indices)].max(values) if x.dtype == jnp.bool_ else places.add(values)
-    return places.set(values)
+    return _added(places, values) if accumulate else places.set(values)
+
+
+def _added(places: Any, values: Any) -> Any:
+    """Sums at places that may repeat; of bools, whether any is true."""
+    return places.max(values) if values.dtype == jnp.bool_ else places.add(values)
 
 
 @lowers("take")
@@ -72,7 +75,7 @@ def _take(x: Any, index: Any) -> Any:
 def _put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
     flat = x.reshape(-1).at[_wrapped(index, x.size).reshape(-1)]
     source = source.reshape(-1)
-    return (flat.add(source) if accumulate else flat.set(source)).reshape(x.shape)
+    return (_added(flat, source) if accumulate else flat.set(source)).reshape(x.shape)
 
 
 # ---- gather and scatter ----
