@@ -112,6 +112,16 @@ def test_an_input_that_is_only_viewed_is_not_copied() -> None:
     assert "ROOT %tuple" in hlo_text(run.lowered.hlo())
 
 
+def test_zeta_below_zero() -> None:
+    """Far from where XLA's own is accurate."""
+    q = torch.tensor([-8.5, -3.25, -0.5, 0.0, 0.75, 4.0, -2.0])
+    for n in (1, 2, 3):
+        x = q[:-1].clone()  # at the pole PyTorch gives a large number for n = 1
+        torch.testing.assert_close(run_call(aten.polygamma.default, n, x)[0], torch.polygamma(n, x), rtol=2e-5, atol=1e-5)
+    s = torch.tensor([1.0, 2.0, 3.0, 4.0, 0.5, 1.0, 2.5])
+    torch.testing.assert_close(run_call(aten.special_zeta.default, s, q)[0], torch.special.zeta(s, q), equal_nan=True)
+
+
 def test_numbers_are_parameters() -> None:
     x, m, v = torch.rand(5), torch.rand(5), torch.rand(5) + 1
     program = Program.from_call(aten.addcdiv_.default, (x, m, v), {"value": -0.1})

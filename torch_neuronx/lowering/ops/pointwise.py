@@ -254,13 +254,23 @@ def _logit(call: CallInfo, x: Any, eps: float | None = None) -> Any:
     return convert(lax.log(x / (1 - x)), out)
 
 
+_ZETA_STEPS = 16
+
+
+def _zeta(s: Any, q: Any) -> Any:
+    """Hurwitz' zeta. XLA's sums 9 terms before its asymptotic tail, too few where q is negative: the first terms come off here."""
+    moved = sum(lax.pow(q + step, -s) for step in range(_ZETA_STEPS)) + lax.zeta(s, q + _ZETA_STEPS)
+    infinite = (s == 1) | ((s > 1) & (q <= 0) & (q == lax.floor(q)))
+    return jnp.where(infinite, like(q, math.inf), jnp.where(q < 1, moved, lax.zeta(s, q)))
+
+
 @lowers("polygamma")
 def _polygamma(n: int, x: Any) -> Any:
     x = x if is_float(x) else x.astype(jnp.float32)
     work = convert(x, wide(x.dtype))
     if n == 0:
         return convert(lax.digamma(work), x.dtype)
-    return convert((-1) ** (n + 1) * math.factorial(n) * lax.zeta(like(work, n + 1.0), work), x.dtype)
+    return convert((-1) ** (n + 1) * math.factorial(n) * _zeta(jnp.full_like(work, n + 1.0), work), x.dtype)
 
 
 @lowers("mvlgamma")
@@ -381,7 +391,7 @@ _BINARY: dict[str, Function] = {
     "logaddexp2": _logaddexp(2),
     "xlogy": _xlogy(jnp.log),
     "special_xlog1py": _xlogy(lax.log1p),
-    "special_zeta": lax.zeta,
+    "special_zeta": _zeta,
     "igamma": lax.igamma,
     "igammac": lax.igammac,
     "heaviside": _heaviside,
