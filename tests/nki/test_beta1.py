@@ -96,6 +96,21 @@ def test_writes_to_a_mutable_parameter():
     np.testing.assert_array_equal(out, x + 1)
 
 
+def test_reduction_over_a_loop_with_a_mask():
+    @nki.jit
+    def total(x):
+        out = nl.ndarray((64, x.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
+        result = nl.ndarray((nl.par_dim(64), x.shape[1]), dtype=x.dtype, buffer=nl.sbuf)
+        for k in nl.affine_range(4):
+            tile = nl.load(x[nl.ds(k * 64, 64), :])
+            result[...] = nl.loop_reduce(tile, op=np.add, loop_indices=[k], dtype=nl.float32, mask=(k < 3))
+        nl.store(out, result)
+        return out
+
+    x = normal(256, 16)
+    np.testing.assert_allclose(nki.simulate_kernel(total, x), x[:192].reshape(3, 64, 16).sum(0), rtol=1e-5, atol=1e-5)
+
+
 def test_benchmark_models_the_latency():
     timed = nki.benchmark(warmup=2, iters=3)(softmax)
     timed(normal(128, 512))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MAX_FREE = {MemoryRegion.sbuf: 65536, MemoryRegion.psum: 4096}  # elements of one operand in a partition
 MAX_FREE_DIMS = 4
 _LARGEST_MASK = 1 << 28  # elements; beyond, a buffer counts as written after its first write
-_MOVES = ("tensor_copy", "dma_copy")  # give each element as it is, in order
+_MOVES = ("tensor_copy", "dma_copy", "sendrecv")  # give each element as it is, in order (cores that exchange run one program)
 _BLOCK = 2048  # bytes of a partition that share one list of buffers in _Clobbers
 
 
@@ -194,12 +194,13 @@ class Checker:
             return False
         (src,), (dst,) = i.reads[:1], i.writes[:1]
         plain = len(i.reads) == 1 and not src.is_dynamic and not dst.is_dynamic and src.region.on_chip and dst.region.on_chip
-        addressed = src.buffer.address is not None or dst.buffer.address is not None
         mask = self.mask(src.buffer)
-        if not plain or addressed or mask.covers(src) or mask.misses(src):
+        if not plain or mask.covers(src) or mask.misses(src) or not self.mask(dst.buffer).write_where(dst, mask.copy_of(src)):
             return False
         src.buffer.needs_fill = True
-        return self.mask(dst.buffer).write_where(dst, mask.copy_of(src))
+        if dst.buffer.address is not None:
+            self.clobbers.write(dst)
+        return True
 
     def _read(self, i: Instruction, access: AccessPattern) -> None:
         buffer = access.buffer

@@ -93,18 +93,24 @@ def affine_range(start: int, stop: int | None = None, step: int = 1) -> Iterator
 sequential_range = static_range = affine_range
 
 
-def loop_reduce(value: Tile, op: Any, loop_indices: Sequence[LoopIndex], dtype: Any = None, name: str | None = None) -> Tile:
-    """The reduction of ``value`` over all turns of the loops so far; after the last turn it is that over all of them."""
+def loop_reduce(value: Tile, op: Any, loop_indices: Sequence[LoopIndex], *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
+    """The reduction of ``value`` over all turns of the loops so far; after the last turn it is that over all of them.
+
+    What ``mask`` leaves out takes no part.
+    """
+    value = value.partition_first()
     reduced = {getattr(index, "loop", None) for index in loop_indices}
     tracer = current()
     others = tuple((loop, int(index)) for loop, index in _active_loops.items() if loop not in reduced)
     key = (source_line().line, others)
     totals = tracer.__dict__.setdefault("loop_totals", {})
     if key not in totals:
-        totals[key] = new_tile(value.partition_first().shape, float32)
-        assign(totals[key], value)
-    else:
-        binary(ops.token(op), totals[key], value, out=totals[key])
+        totals[key] = new_tile(value.shape, float32)
+        isa.memset(totals[key], ops.alu(ops.token(op)).identity)
+    parts = _shrink(mask, value.shape, totals[key], value)
+    if parts:
+        total, part = parts
+        binary(ops.token(op), total, part, out=total)
     return copy(totals[key], dtype=dtype or value.dtype)
 
 
