@@ -117,19 +117,26 @@ def compare(name: str, losses: list[float], weights: Weights, alone: tuple[list[
 
 
 def main(
-    train: Callable[[int], tuple[list[float], Weights]], check: Callable[[int], object], arguments: Iterable[str] | None = None
+    train: Callable[..., tuple[list[float], Weights]],
+    check: Callable[..., object],
+    arguments: Iterable[str] | None = None,
+    *,
+    may_compile: bool = False,
 ) -> None:
-    """Runs an example under torchrun: ``--steps N``, and ``--check`` to compare with one process."""
+    """Runs an example under torchrun: ``--steps N``, ``--check`` against one process, ``--compile`` where there is such a form."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--check", action="store_true", help="compare losses and weights with a run in one process")
+    if may_compile:
+        parser.add_argument("--compile", action="store_true", help="with torch.compile")
     options = parser.parse_args(None if arguments is None else list(arguments))
+    given = {"compiled": True} if may_compile and options.compile else {}
     dist.init_process_group("neuron")
     try:
         if options.check:
-            check(options.steps)
+            check(options.steps, **given)
         else:
-            losses, _ = train(options.steps)
+            losses, _ = train(options.steps, **given)
             if dist.get_rank() == 0:
                 print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f}")
     finally:

@@ -11,14 +11,15 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 
-def train(steps: int) -> tuple[list[float], common.Weights]:
+def train(steps: int, compiled: bool = False) -> tuple[list[float], common.Weights]:
     model = DistributedDataParallel(common.make_model())
+    run = torch.compile(model, backend="neuron") if compiled else model
     optimizer = torch.optim.SGD(model.parameters(), lr=common.LEARNING_RATE)
     rank, size = dist.get_rank(), dist.get_world_size()
     losses = []
     for step in range(steps):
         tokens, targets = (x.chunk(size)[rank] for x in common.batch(step))
-        loss = common.loss_of(model(tokens), targets)
+        loss = common.loss_of(run(tokens), targets)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -26,9 +27,9 @@ def train(steps: int) -> tuple[list[float], common.Weights]:
     return losses, model.module.state_dict()
 
 
-def check(steps: int) -> None:
-    common.compare("ddp", *train(steps), common.train_alone(steps))
+def check(steps: int, compiled: bool = False) -> None:
+    common.compare("ddp", *train(steps, compiled), common.train_alone(steps))
 
 
 if __name__ == "__main__":
-    common.main(train, check)
+    common.main(train, check, may_compile=True)

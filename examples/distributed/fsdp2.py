@@ -12,9 +12,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 
-def train(steps: int) -> tuple[list[float], common.Weights]:
+def train(steps: int, compiled: bool = False) -> tuple[list[float], common.Weights]:
     model = common.make_model()
     for block in model.blocks:
+        if compiled:
+            block.compile(backend="neuron")  # each by itself: gathering weights stays outside of the graphs
         fully_shard(block)
     fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=common.LEARNING_RATE)
@@ -30,9 +32,9 @@ def train(steps: int) -> tuple[list[float], common.Weights]:
     return losses, {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in model.state_dict().items()}
 
 
-def check(steps: int) -> None:
-    common.compare("fsdp2", *train(steps), common.train_alone(steps))
+def check(steps: int, compiled: bool = False) -> None:
+    common.compare("fsdp2", *train(steps, compiled), common.train_alone(steps))
 
 
 if __name__ == "__main__":
-    common.main(train, check)
+    common.main(train, check, may_compile=True)

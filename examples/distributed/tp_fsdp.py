@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 
-def parallelize(model: common.Transformer, mesh: DeviceMesh) -> nn.Module:
+def parallelize(model: common.Transformer, mesh: DeviceMesh, compiled: bool = False) -> nn.Module:
     """Activations between blocks are split along the sequence, heads and hidden units within them along the features."""
     tensor, data = mesh["tensor"], mesh["data"]
     parallelize_module(
@@ -54,13 +54,15 @@ def parallelize(model: common.Transformer, mesh: DeviceMesh) -> nn.Module:
         )
     parallelize_module(model.blocks[0], tensor, PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(1)))
     for block in model.blocks:
+        if compiled:
+            block.compile(backend="neuron")  # with its collectives of the tensor dimension in the graph
         fully_shard(block, mesh=data)
     return fully_shard(model, mesh=data)
 
 
-def train(steps: int) -> tuple[list[float], common.Weights]:
+def train(steps: int, compiled: bool = False) -> tuple[list[float], common.Weights]:
     mesh = init_device_mesh("neuron", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor"))
-    model = parallelize(common.make_model(), mesh)
+    model = parallelize(common.make_model(), mesh, compiled)
     optimizer = torch.optim.SGD(model.parameters(), lr=common.LEARNING_RATE)
     data = mesh["data"]
     losses = []
@@ -75,9 +77,9 @@ def train(steps: int) -> tuple[list[float], common.Weights]:
     return losses, {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in model.state_dict().items()}
 
 
-def check(steps: int) -> None:
-    common.compare("tp_fsdp", *train(steps), common.train_alone(steps))
+def check(steps: int, compiled: bool = False) -> None:
+    common.compare("tp_fsdp", *train(steps, compiled), common.train_alone(steps))
 
 
 if __name__ == "__main__":
-    common.main(train, check)
+    common.main(train, check, may_compile=True)

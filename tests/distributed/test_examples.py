@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
 
 from tests.distributed.workers import Ranks
 
@@ -32,6 +34,23 @@ def check(name: str, steps: int) -> None:
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "tp_fsdp", "context_parallel", "expert_parallel"])
 def test_example_is_as_one_process(ranks4: Ranks, name: str) -> None:
     ranks4.run(check, name, 20)
+
+
+def check_compiled(name: str) -> dict[str, Any]:
+    with torch.neuron.explain() as report:
+        load(name).check(20, compiled=True)
+    return report.as_dict()["compile"]
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "tp_fsdp"])
+def test_compiled_example_is_as_one_process(ranks4: Ranks, name: str) -> None:
+    for report in ranks4.run(check_compiled, name, timeout=400):
+        graphs = report["graphs"]
+        assert {graph["name"].split()[0] for graph in graphs} >= {"forward", "backward"}, graphs
+        assert all(graph["programs"] > 0 and graph["runs"] >= 20 for graph in graphs), graphs
+        assert all("DTensor" in one["reason"] for one in report["recompiles"]), report["recompiles"]  # the first block's input is plain
+        collectives = {cut for graph in graphs for cut in graph["cuts"] if "_c10d_functional" in cut}
+        assert bool(collectives) == (name == "tp_fsdp"), collectives  # within the blocks; the others' run between the graphs
 
 
 def check_schedule(schedule: str) -> None:
