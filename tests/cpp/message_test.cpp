@@ -34,9 +34,14 @@ struct Pair {
   std::unique_ptr<Channel> first, second;
 };
 
+std::shared_ptr<FlightRecord> record_of(uint64_t sequence) {
+  auto record = std::make_shared<FlightRecord>();
+  record->sequence = sequence;
+  return record;
+}
+
 void run(Operation& operation, uint64_t sequence) {
-  operation.record = std::make_shared<FlightRecord>();
-  operation.record->sequence = sequence;
+  operation.record = record_of(sequence);
   constexpr int kPatience = 10'000;  // steps: the other thread may have no core
   for (int idle = 0;;) {
     const auto progress = operation.step(false);
@@ -50,21 +55,21 @@ void run(Operation& operation, uint64_t sequence) {
 TEST(what_is_sent_while_the_receiver_looks_is_taken_in_order) {
   static Pair ranks;
   static uint64_t values[] = {10, 11};
+  const auto send = [](uint64_t i) {
+    auto made = std::make_unique<Send>(*ranks.first, Buffer{reinterpret_cast<char*>(&values[i]), sizeof values[i], 0}, 0, 1, kTag);
+    made->record = record_of(i);
+    return made;
+  };
+  static const std::unique_ptr<Send> sends[] = {send(0), send(1)};  // made here: a signal handler may not allocate
   // The receiver's page of the second mail stops it between the first and the second. There the sender posts two.
-  const auto page = static_cast<size_t>(getpagesize());
+  static const auto page = static_cast<size_t>(getpagesize());
   static char* const at = reinterpret_cast<char*>(reinterpret_cast<uintptr_t>(&ranks.second->mail(0, 1, 1)) & ~(page - 1));
-  static const struct sigaction before = [] {
-    struct sigaction post{}, previous{};
-    post.sa_handler = [](int) {
-      mprotect(at, static_cast<size_t>(getpagesize()), PROT_READ | PROT_WRITE);
-      for (uint64_t i = 0; i < 2; ++i) {
-        Send send(*ranks.first, {reinterpret_cast<char*>(&values[i]), sizeof values[i], 0}, 0, 1, kTag);
-        run(send, i);
-      }
-    };
-    sigaction(SIGSEGV, &post, &previous);
-    return previous;
-  }();
+  struct sigaction post{}, before{};
+  post.sa_handler = [](int) {
+    mprotect(at, page, PROT_READ | PROT_WRITE);
+    for (const auto& one : sends) one->step(false);
+  };
+  sigaction(SIGSEGV, &post, &before);
   mprotect(at, page, PROT_NONE);
   uint64_t got[2] = {};
   for (uint64_t i = 0; i < 2; ++i) {
