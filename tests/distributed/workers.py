@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
 import torch.multiprocessing as mp
+
+_GRACE = 30  # seconds that ranks get when another has failed: they may wait for it
 
 
 def free_port() -> int:
@@ -71,16 +74,21 @@ class Ranks:
         """What ``function(*arguments)``, of a module that ranks can import, returns on each rank. Raises the first failure's text."""
         for pipe in self._pipes:
             pipe.send((function, arguments))
-        results: list[Any] = []
+        until = time.monotonic() + timeout
+        results: list[Any] = [None] * self.size
         failures: list[str] = []
-        for rank, pipe in enumerate(self._pipes):
-            if not pipe.poll(timeout):
+        waiting: dict[Any, int] = {pipe: rank for rank, pipe in enumerate(self._pipes)}
+        while waiting:
+            ready = wait(waiting, max(until - time.monotonic(), 0))
+            if not ready:
                 self.kill()
-                raise TimeoutError(f"rank {rank} of {function.__name__} is not done after {timeout} s; failures so far: {failures}")
-            good, result = pipe.recv()
-            results.append(result)
-            if not good:
-                failures.append(f"rank {rank}:\n{result}")
+                text = "\n".join(failures) or "none"
+                raise TimeoutError(f"ranks {sorted(waiting.values())} are not done with {function.__name__}; failures so far: {text}")
+            for rank in [waiting.pop(pipe) for pipe in ready]:
+                good, results[rank] = self._pipes[rank].recv()
+                if not good:
+                    failures.append(f"rank {rank}:\n{results[rank]}")
+                    until = min(until, time.monotonic() + _GRACE)
         if failures:
             raise AssertionError("\n".join(failures))
         return results

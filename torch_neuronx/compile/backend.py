@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.compiler.config as compiler_config
+import torch.distributed as dist
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
@@ -51,8 +52,22 @@ def compile_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], setti
 
 
 def _cache_key_tag(settings: Settings) -> str:
-    """What decides about the compiled code besides the graph: the user's own tag, the options, and the code of this package."""
-    return "|".join((compiler_config.cache_key_tag, repr(settings), str(foreign.is_allowed(settings)), _own_code(), rewrites.tag()))
+    """What decides about the compiled code besides the graph: the user's own tag, the options, the groups, the code of this package."""
+    return "|".join(
+        (compiler_config.cache_key_tag, repr(settings), str(foreign.is_allowed(settings)), _groups(), _own_code(), rewrites.tag())
+    )
+
+
+def _groups() -> str:
+    """This process's rank, and the names and ranks of its process groups; "" without any.
+
+    Graphs of DTensors hold names of groups and where this rank's shards begin. PyTorch's key has the mesh, which is the same on all ranks,
+    but neither of these, so that one rank would take another's code: for another group, or with the other's numbers.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return ""
+    groups = [(one["pg_name"], one["ranks"]) for one in dist.distributed_c10d._get_all_pg_configs()]
+    return repr((dist.get_rank(), groups))
 
 
 @functools.cache
