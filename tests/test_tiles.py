@@ -165,10 +165,15 @@ UNDECIDED = {
 }
 
 
+# Rows in whose narrow types ATen's vector loop and its scalar tail round differently: two units in the last place, of the operands where
+# the result cancels.
+TWO_UNITS = ("add real alpha", "sigmoid_backward")
+
+
 def close(actual: torch.Tensor, expected: torch.Tensor, where: str) -> None:
-    """PyTorch's tolerance; for the narrow types two units in the last place, because ATen's vector loops and tails round differently."""
+    """PyTorch's tolerance, but for the rows above."""
     narrow = {torch.bfloat16: 2**-7, torch.float16: 2**-10}.get(expected.dtype)
-    limits = {} if narrow is None else {"rtol": 2 * narrow, "atol": 2 * narrow}
+    limits = {} if narrow is None or not where.startswith(TWO_UNITS) else {"rtol": 2 * narrow, "atol": 2 * narrow}
     torch.testing.assert_close(actual, expected, equal_nan=True, msg=lambda m: f"{where}: {m}", **limits)
 
 
