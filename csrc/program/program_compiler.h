@@ -34,7 +34,8 @@ struct LoweredProgram {
     int64_t add = 0;
     size_t bytes = 0;
   };
-  std::string name, hlo, target;
+  std::string name, target;
+  std::string hlo;  ///< empty: the lowering looks at the values of numbers, so it has to be given them
   int lnc = 1;
   std::vector<Operand> inputs, outputs;  ///< a storage that is written in place is in both
 };
@@ -42,8 +43,9 @@ struct LoweredProgram {
 /// The Python side. Takes Python's lock itself; may be called by any thread.
 class ProgramCompiler {
  public:
-  /// Throws c10::NotImplementedError when a call has no lowering, with the reason.
-  virtual std::shared_ptr<const LoweredProgram> lower(const Program& program, const DeviceInfo& device) = 0;
+  /// Throws c10::NotImplementedError when a call has no lowering, with the reason. `words`: of a launch, whose numbers then become
+  /// constants; null: they come with each launch.
+  virtual std::shared_ptr<const LoweredProgram> lower(const Program& program, const DeviceInfo& device, const uint64_t* words) = 0;
   virtual std::shared_ptr<const LoweredProgram> lower(const Sequence& sequence, const DeviceInfo& device) = 0;
 
   /// The NEFF, from the cache on disk or from neuronx-cc. Throws when the compiler fails.

@@ -72,8 +72,8 @@ py::tuple from_word(int word, int64_t add = 0) { return py::make_tuple("word", w
 /// A storage: the word with its address (-1: it lives and dies inside), and how many bytes a fresh one has (-1: it is an input).
 py::tuple storage_of(int word, int64_t bytes) { return py::make_tuple(word, bytes); }
 
-/// A Program of one call, with the words of op_call.h.
-py::dict describe(const neuron::Program& program) {
+/// A Program of one call, with the words of op_call.h; `values`: of a launch, whose numbers become constants.
+py::dict describe(const neuron::Program& program, const uint64_t* values) {
   const auto& call = program.calls.at(0);
   py::list storages;
   int count = 0;
@@ -100,7 +100,10 @@ py::dict describe(const neuron::Program& program) {
   const auto made = neuron::make_call(alone, std::move(tensors), fresh, words.data());
   py::dict d;
   py::list calls;
-  calls.append(describe(made, [](const SequenceCall&, int word) { return from_word(word); }));
+  calls.append(describe(made, [values](const SequenceCall&, int word) -> py::tuple {
+    if (values == nullptr) return from_word(word);
+    return py::make_tuple("constant", static_cast<int64_t>(values[word]), static_cast<int64_t>(values[word + 1]));
+  }));
   d["name"] = toString(call.op.operator_name());
   d["storages"] = storages;
   d["calls"] = calls;
@@ -157,9 +160,10 @@ LoweredProgram::Operand operand_of(const py::handle& entry) {
 
 class PythonCompiler final : public neuron::ProgramCompiler {
  public:
-  std::shared_ptr<const LoweredProgram> lower(const neuron::Program& program, const neuron::DeviceInfo& device) override {
+  std::shared_ptr<const LoweredProgram> lower(const neuron::Program& program, const neuron::DeviceInfo& device,
+                                              const uint64_t* words) override {
     py::gil_scoped_acquire gil;
-    return lower_described(describe(program), device);
+    return lower_described(describe(program, words), device);
   }
 
   std::shared_ptr<const LoweredProgram> lower(const neuron::Sequence& sequence, const neuron::DeviceInfo& device) override {

@@ -143,6 +143,16 @@ def convolution() -> None:
     assert counted == Cost(neffs=1, launches=1), counted
 
 
+def numbers_in_programs() -> None:
+    """A call whose lowering looks at its numbers has a program for each value of them."""
+    x, mean, var = torch.randn(4, 3), torch.zeros(3), torch.ones(3)
+
+    def norm(momentum: float) -> Cost:
+        return same(lambda a, m, v: torch.nn.functional.batch_norm(a, m, v, training=True, momentum=momentum), x, mean, var)
+
+    assert [norm(0.1).neffs, norm(0.1).neffs, norm(0.2).neffs] == [1, 0, 1]
+
+
 def random() -> None:
     """The same numbers as the emulated device's, whose generator it is: see tests/test_random.py."""
     torch.manual_seed(3)
@@ -207,6 +217,6 @@ def properties(device: str) -> None:
 def everything(device: str) -> None:
     torch.manual_seed(0)
     properties(device)
-    for check in (arithmetic, views, writes_through_views, rotary, matmul, convolution, random, streams, errors):
+    for check in (arithmetic, views, writes_through_views, rotary, matmul, convolution, numbers_in_programs, random, streams, errors):
         check()
         print(check.__name__, "ok", flush=True)

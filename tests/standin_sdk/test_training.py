@@ -6,7 +6,13 @@ import pytest
 
 from tests.standin_sdk.conftest import Run
 
-_CASES = [("GPT", "compiled", "trn2", "2.34")]
+_CASES = [
+    ("GPT", "compiled", "trn2", "2.34"),
+    pytest.param("GPT", "eager", "trn2", "2.34", marks=pytest.mark.full),
+    pytest.param("GPT", "eager", "trn3", "2.30", marks=pytest.mark.full),
+    pytest.param("BERT", "compiled", "trn2", "2.34", marks=pytest.mark.full),
+    pytest.param("ResNet", "compiled", "trn2", "2.34", marks=pytest.mark.full),
+]
 
 
 @pytest.mark.timeout(1200)

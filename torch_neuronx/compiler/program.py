@@ -277,7 +277,8 @@ def _split(op: torch._ops.OpOverload, arguments: list[Any]) -> tuple[tuple[Any, 
 def lower_described(described: dict[str, Any], generation: str) -> tuple[bytes, list[Operand], list[Operand]]:
     """The HLO of a described Program, and what its parameters and results are; see Note [Described Programs].
 
-    ``generation``: "trn1", "trn2", "trn3".
+    ``generation``: "trn1", "trn2", "trn3". The HLO is empty when the lowering looks at the value of a number that comes with each launch:
+    such numbers have to be described as constants.
 
     Raises NotImplementedError when a call has no lowering, with the reason.
     """
@@ -288,7 +289,7 @@ def lower_described(described: dict[str, Any], generation: str) -> tuple[bytes, 
     except NotLowered as error:
         raise NotImplementedError(f"it does not lower for {generation}: {error}") from error
     if lowered.specialised:
-        raise NotImplementedError("its lowering looks at the value of a Scalar, which changes from call to call")
+        return b"", [], []
     inputs = builder.operands()
     for number, (shape, dtype) in enumerate(lowered.parameters):
         inputs[number] = (*inputs[number][:5], math.prod(shape) * dtype.itemsize)

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <set>
 
@@ -159,6 +160,41 @@ TrainiumSequence::TrainiumSequence(std::shared_ptr<const Sequence> sequence, std
 
 namespace {
 
+/// A call whose lowering looks at its numbers: a NEFF for each set of values that is met.
+class ExecutableOfValues final : public Executable {
+ public:
+  ExecutableOfValues(std::shared_ptr<const Program> program, std::shared_ptr<const LoweredProgram> lowered, int device)
+      : program_(std::move(program)), lowered_(std::move(lowered)), device_(device) {}
+
+  void run(const uint64_t* words) override { find(words).run(words); }
+  const char* name() const override { return lowered_->name.c_str(); }
+
+ private:
+  static constexpr size_t kMost = 64;
+
+  TrainiumExecutable& find(const uint64_t* words) {
+    std::vector<uint64_t> values;
+    const auto& call = program_->calls.at(0);
+    for (const auto& slot : call.tensors)
+      if (slot.host_scalar) values.insert(values.end(), words + slot.word, words + slot.word + 2);
+    for (const auto& payload : call.payloads) values.insert(values.end(), words + payload.word, words + payload.word + 2);
+    std::lock_guard lock(mutex_);
+    auto& found = by_values_[values];
+    if (!found) {
+      TORCH_CHECK(by_values_.size() <= kMost, name(), " would need a program for each value of its numbers, and has met more than ", kMost,
+                  ". Pass what changes as a tensor of the device, or run the call on the CPU.");
+      found = std::make_unique<TrainiumExecutable>(compiler().lower(*program_, opened_target().device_info(device_), words), device_);
+    }
+    return *found;
+  }
+
+  const std::shared_ptr<const Program> program_;
+  const std::shared_ptr<const LoweredProgram> lowered_;
+  const int device_;
+  std::mutex mutex_;
+  std::map<std::vector<uint64_t>, std::unique_ptr<TrainiumExecutable>> by_values_;
+};
+
 /// On this thread, launches are held back: what is loaded now may never run.
 thread_local bool holds_launches = false;
 
@@ -171,7 +207,9 @@ class TrainiumPrograms final : public ProgramTarget {
   }
 
   std::unique_ptr<Executable> load(std::shared_ptr<const Program> program, int device) override {
-    auto executable = std::make_unique<TrainiumExecutable>(compiler().lower(*program, opened_target().device_info(device)), device);
+    auto lowered = compiler().lower(*program, opened_target().device_info(device), nullptr);
+    if (lowered->hlo.empty()) return std::make_unique<ExecutableOfValues>(std::move(program), std::move(lowered), device);
+    auto executable = std::make_unique<TrainiumExecutable>(std::move(lowered), device);
     if (!holds_launches) executable->load();
     return executable;
   }
