@@ -5,10 +5,12 @@ import re
 from datetime import date
 
 import pytest
+from torch.testing._internal.common_methods_invocations import op_db
 
 from tests.upstream.__main__ import CONFORMANCE
 from tests.upstream.expectations import ROWS
 from tests.upstream.framework import Test, suites
+from tests.upstream.op_samples import values_defined
 from tests.upstream.pool import list_tests, run_all
 from tests.upstream.report import asked, known_differences, table, unexpected
 
@@ -57,3 +59,10 @@ def test_everything() -> None:
     short = sum(map(differs, results.values()))
     assert short < BAR["tests"]
     assert 100 * short < BAR["percent"] * sum(map(asked, results.values()))
+
+
+def test_comparisons_are_left_out_for_random_ops_alone() -> None:
+    """The samples of an op are drawn at random, whatever the op."""
+    ops = {op.full_name: op for op in op_db}
+    assert values_defined(ops["add"]) and values_defined(ops["linalg.svd"])
+    assert not values_defined(ops["nn.functional.dropout"]) and not values_defined(ops["empty_like"])

@@ -76,8 +76,9 @@ def is_random(op: OpInfo) -> bool:
     from ..opinfo.check import SeesRandomOps
 
     dtype = torch.float32 if torch.float32 in op.dtypes else next(iter(op.dtypes))
+    samples = list(first(op.sample_inputs("cpu", dtype), 3))  # drawn at random themselves
     with SeesRandomOps() as mode:
-        for sample in first(op.sample_inputs("cpu", dtype), 3):
+        for sample in samples:
             call(op, sample)
     return mode.found
 
