@@ -37,7 +37,7 @@ def test_a_script(run_python: Any, tmp_path: Any) -> None:
     script.write_text("\n".join(lines))
     out, page = tmp_path / "r.json", tmp_path / "r.html"
     code = "import sys; from torch_neuronx.readiness import main; sys.exit(main(sys.argv[1:]))"
-    done = run_python(code, "--json", str(out), "--html", str(page), str(script), "--", "--n", "2", timeout=250)
+    done = run_python(code, str(script), "--target", "trn2", "--json", str(out), "--html", str(page), "--", "--n", "2", timeout=250)
     assert done.returncode == 0, done.stderr
     assert "readiness for trn2: ready" in done.stdout
     assert json.loads(out.read_text())["neffs"] == 3 and page.read_text().startswith("<!doctype html>")  # ones, mm, relu

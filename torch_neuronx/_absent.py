@@ -22,6 +22,11 @@ INSTEAD = {
     "make_graphed_callables": _GRAPH,
     "ExternalStream": "Streams of other libraries cannot be wrapped: synchronise with torch.neuron.synchronize()",
     "get_stream_from_external": "Streams of other libraries cannot be wrapped: synchronise with torch.neuron.synchronize()",
+    "is_current_stream_capturing": "torch.accelerator.Graph captures by itself: a call that cannot be captured raises",
+    "can_device_access_peer": "All NeuronCores of a process reach each other's memory: copy with x.to('neuron:1')",
+    "get_arch_list": "torch.neuron.get_device_properties().name tells the generation",
+    "comm": "Use torch.distributed",
+    "profiler": "Use torch.profiler",
     "nvtx": "Use torch.profiler.record_function to mark ranges",
     "nccl": "Use torch.distributed",
     "jiterator": "Write the function with PyTorch's ops",
@@ -29,8 +34,8 @@ INSTEAD = {
     "memory_cached": "Use memory_reserved()",
     "max_memory_cached": "Use max_memory_reserved()",
     "reset_max_memory_cached": "Use reset_peak_memory_stats()",
-    "set_sync_debug_mode": "torch.neuron.explain() tells where the host waited, and why",
-    "get_sync_debug_mode": "torch.neuron.explain() tells where the host waited, and why",
+    "set_sync_debug_mode": "torch.neuron.explain() tells which calls made the host wait, and why",
+    "get_sync_debug_mode": "torch.neuron.explain() tells which calls made the host wait, and why",
     **dict.fromkeys(("utilization", "temperature", "power_draw", "clock_rate", "memory_usage", "list_gpu_processes"), _MONITOR),
     **{
         f"{kind}{what}": _TYPE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import OutOfMemoryError
+
 from torch_neuronx import _utils, amp, memory, random, streams
 from torch_neuronx._device import (
     DeviceProperties,
@@ -57,6 +59,7 @@ from torch_neuronx.streams import (
 __all__ = [
     "DeviceProperties",
     "Event",
+    "OutOfMemoryError",
     "Stream",
     "StreamContext",
     "_exchange_device",

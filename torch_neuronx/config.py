@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 INSTANCES = ("trn2.3xlarge", "trn2.48xlarge", "trn2u.48xlarge", "trn3", "trn3-gen1", "trn3-gen2")
+DEFAULT_INSTANCE = INSTANCES[0]
 
 _FLAGS = ("0", "1", "false", "true", "no", "yes", "off", "on")
 _BYTES = re.compile(r"\d+([KMGT](i?B)?|[kmgt](i?B)?|B)?")
@@ -60,7 +61,7 @@ VARIABLES = (
         "auto",
         "where the device runs; auto: on a chip if there is one, else emulated",
     ),
-    _variable("TORCH_NEURONX_EMULATED_INSTANCE", _word(*INSTANCES), "trn2.3xlarge", "the machine that is emulated"),
+    _variable("TORCH_NEURONX_EMULATED_INSTANCE", _word(*INSTANCES), DEFAULT_INSTANCE, "the machine that is emulated"),
     _variable(
         "NEURON_RT_VISIBLE_CORES",
         _pattern("core numbers and ranges, as in 0, 0-3 or 0,2", _CORES),

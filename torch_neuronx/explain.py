@@ -51,7 +51,7 @@ class Report:
 
     @property
     def syncs(self) -> int:
-        """Times that the host waited for the device."""
+        """Calls that made the host wait for the device; synchronising explicitly is none."""
         return len(self._counters["syncs"])
 
     @property

@@ -255,15 +255,19 @@ def judge_script(script: str, arguments: list[str], target: str) -> Report:
 
 def main(arguments: list[str] | None = None) -> int:
     import argparse
+    import sys
+
+    from torch_neuronx.command_line import split_arguments
 
     parser = argparse.ArgumentParser(prog="python -m torch_neuronx.readiness", description="Would this script run on a Trainium chip?")
     parser.add_argument("--target", choices=TARGETS, default="trn2")
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON")
     parser.add_argument("--html", metavar="FILE", help="write the report as one HTML page")
     parser.add_argument("script")
-    parser.add_argument("arguments", nargs="*", help="arguments of the script, after --")
-    options = parser.parse_args(arguments)
-    report = judge_script(options.script, options.arguments, options.target)
+    parser.epilog = "What follows -- is the script's."
+    ours, theirs = split_arguments(sys.argv[1:] if arguments is None else arguments)
+    options = parser.parse_args(ours)
+    report = judge_script(options.script, theirs, options.target)
     for path, text in ((options.json, report.json), (options.html, report.html)):
         if path:
             with open(path, "w") as file:

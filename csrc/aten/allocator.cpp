@@ -107,15 +107,16 @@ void NeuronAllocator::raise_out_of_memory(DeviceCache& cache, size_t bytes, cons
   const auto [allocated, reserved] = cache.usage();
   c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes), allocated, reserved, device_named(cache.device));
   const bool host = std::strcmp(full.which, "host") == 0;
-  const bool request = std::strcmp(full.which, "request") == 0;
+  const bool request =
+      std::strcmp(full.which, "request") == 0 || (!host && static_cast<int64_t>(bytes) > target().device_info(cache.device).memory_bytes);
   TORCH_CHECK_WITH(
       OutOfMemoryError, false, "neuron:", cache.device, " is out of memory: ",
       host      ? "the host's memory is full"
       : request ? "the request alone is larger than the device"
                 : "the device's memory is full",
-      " (", full.detail, "). Tried to allocate ", readable(static_cast<int64_t>(bytes)), "; ", readable(full.free), " of ",
-      readable(full.total), " can still be had. This process holds ", readable(allocated), " in tensors on the device and ",
-      readable(reserved - allocated), " reserved but unallocated. ",
+      " (", request ? "no NeuronCore has that much" : full.detail, "). Tried to allocate ", readable(static_cast<int64_t>(bytes)), "; ",
+      readable(full.free), " of ", readable(full.total), " can still be had. This process holds ", readable(allocated),
+      " in tensors on the device and ", readable(reserved - allocated), " reserved but unallocated. ",
       host
           ? "An emulated device lives in host memory: use smaller tensors, end other processes, or move the limit with "
             "TORCH_NEURONX_HOST_MEMORY_LIMIT or TORCH_NEURONX_HOST_MEMORY_RESERVE."

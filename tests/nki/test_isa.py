@@ -20,6 +20,12 @@ few = settings(max_examples=12, deadline=None)
 shapes = st.tuples(st.sampled_from([1, 7, 32, 128]), st.integers(1, 70))
 
 
+@pytest.fixture(autouse=True)
+def newest_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target that has every instruction."""
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3")
+
+
 def normal(*shape, dtype="float32"):
     return cast(RNG.standard_normal(shape), dtype)
 

@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 
+from torch_neuronx.command_line import split_arguments
 from torch_neuronx.compiler.cache import Cache, Entry
 from torch_neuronx.compiler.errors import CompilerError
 from torch_neuronx.compiler.options import TARGETS, _bytes, cache_from_environment
@@ -44,12 +45,6 @@ def _precompile(options: argparse.Namespace) -> int:
     return 1 if summary.failed else 0
 
 
-def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """What stands before the first ``--``, and after it: argparse treats it differently from one Python to the next."""
-    at = arguments.index("--") if "--" in arguments else len(arguments)
-    return arguments[:at], arguments[at + 1 :]
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m torch_neuronx.compiler", description="Looks after compiled programs (NEFFs).")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -62,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     precompile.add_argument("--lnc", type=int, choices=(1, 2), default=None)
     precompile.epilog = "What follows -- is the script's."
     given = sys.argv[1:] if arguments is None else arguments
-    ours, theirs = _split(given)
+    ours, theirs = split_arguments(given)
     options = parser.parse_args(ours)
     options.arguments = theirs
     try:

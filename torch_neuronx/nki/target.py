@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from torch_neuronx.config import DEFAULT_INSTANCE
+
 PARTITIONS = 128
 PSUM_BANKS = 8
 PSUM_BANK_BYTES = 2048
@@ -55,10 +57,10 @@ def target(name: str) -> Target:
 
 
 def current_target() -> Target:
-    """The target that kernels are traced for: ``NEURON_PLATFORM_TARGET_OVERRIDE``, else ``NKI_NC_VERSION``, else the emulated instance
-    (``TORCH_NEURONX_EMULATED_INSTANCE``) when it is set, else trn3, which is AWS's default where no chip is found."""
+    """The target that kernels are traced for: ``NEURON_PLATFORM_TARGET_OVERRIDE``, else ``NKI_NC_VERSION``, else the generation of the
+    emulated instance (``TORCH_NEURONX_EMULATED_INSTANCE``), which is what tensors on ``neuron`` lie on: trn2 when it is not set."""
     for variable in ("NEURON_PLATFORM_TARGET_OVERRIDE", "NKI_NC_VERSION"):
         if name := os.environ.get(variable):
             return target(name)
-    instance = os.environ.get("TORCH_NEURONX_EMULATED_INSTANCE", "")
-    return target(instance[:4]) if instance[:4] in _CODES else TARGETS["trn3"]
+    instance = os.environ.get("TORCH_NEURONX_EMULATED_INSTANCE") or DEFAULT_INSTANCE
+    return target(instance[:4])
