@@ -117,13 +117,18 @@ def copy_rules() -> str:
 def out_of_memory() -> None:
     """HBM that is full is torch.OutOfMemoryError, and memory that is freed is there again."""
     _, total = torch.neuron.mem_get_info()
-    try:
-        torch.empty(2 * total, dtype=torch.uint8, device="neuron")
-    except torch.OutOfMemoryError as error:
-        assert "the device's memory is full" in str(error), error
-    else:
-        raise AssertionError("more than the device has")
+
+    def refused(bytes: int, why: str) -> None:
+        try:
+            torch.empty(bytes, dtype=torch.uint8, device="neuron")
+        except torch.OutOfMemoryError as error:
+            assert why in str(error), error
+        else:
+            raise AssertionError("more than the device has")
+
+    refused(2 * total, "the request alone is larger than the device")
     held = [torch.empty(total // 4, dtype=torch.uint8, device="neuron") for _ in range(3)]
+    refused(total // 2, "the device's memory is full")
     del held
     big = torch.empty(total * 3 // 4, dtype=torch.uint8, device="neuron")  # the cached segments go back first
     del big
