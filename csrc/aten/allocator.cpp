@@ -107,8 +107,7 @@ void NeuronAllocator::raise_out_of_memory(DeviceCache& cache, size_t bytes, cons
   const auto [allocated, reserved] = cache.usage();
   c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes), allocated, reserved, device_named(cache.device));
   const bool host = std::strcmp(full.which, "host") == 0;
-  const bool request =
-      std::strcmp(full.which, "request") == 0 || (!host && static_cast<int64_t>(bytes) > target().device_info(cache.device).memory_bytes);
+  const bool request = !host && bytes > static_cast<size_t>(target().device_info(cache.device).memory_bytes);
   TORCH_CHECK_WITH(
       OutOfMemoryError, false, "neuron:", cache.device, " is out of memory: ",
       host      ? "the host's memory is full"

@@ -71,7 +71,7 @@ Block* DeviceCache::allocate(Stream* stream, size_t bytes) {
   Lock lock(mutex_);
   // Also what came from a negative or absurd number, before it picks a bin.
   if (bytes > kLargest) [[unlikely]] {
-    throw OutOfMemory{"request", static_cast<int64_t>(std::min(bytes, static_cast<size_t>(INT64_MAX))), budget_, budget_,
+    throw OutOfMemory{"device", static_cast<int64_t>(std::min(bytes, static_cast<size_t>(INT64_MAX))), budget_, budget_,
                       "no NeuronCore has that much"};
   }
   if (!pending_.empty()) collect_pending(false);

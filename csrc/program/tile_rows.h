@@ -32,8 +32,8 @@ struct TileRow {
     opmath = 1,           ///< a 0-dim operand takes part unrounded, as ATen's kernels for bfloat16 and half read it
     checked = 2,          ///< a Scalar that the result's type cannot hold is an error
     copies = 4,           ///< moves bits only
-    narrow_scalars = 16,  ///< ... but a Scalar is rounded: ATen's mul of a Scalar multiplies it by the tensor, not the tensor by it
     narrow_numbers = 8,   ///< numbers are rounded to the type first, as ATen's kernels for bfloat16 and half do
+    narrow_scalars = 16,  ///< beside opmath: a Scalar is rounded, since ATen's mul of one multiplies it by the tensor, not the tensor by it
   };
   uint8_t traits = none;
   double constant = 0;  ///< of a row without operands: what it fills with

@@ -7,8 +7,7 @@
 
 namespace neuron {
 
-/// Why memory could not be had; `which` is "device" (the modelled HBM), "host" (the machine behind an emulated device) or "request" (more
-/// than any device has).
+/// Why memory could not be had; `which` is "device" (the modelled HBM) or "host" (the machine behind an emulated device).
 struct OutOfMemory {
   const char* which;
   int64_t requested;

@@ -114,19 +114,19 @@ ROWS: list[Row] = [
         ("bfloat16",),
         "ATen's scalar kernel, which takes the last elements of a tensor and strided ones, rounds `alpha * other` to the narrow type "
         "before it adds; its vectors do not. On neuron no element does (tests/test_tile_range.py).",
-        "aten/src/ATen/native/cpu/BinaryOpsKernel.cpp",
+        "torch/include/ATen/native/cpu/Loops.h:226",
     ),
     Row(
         "foreach/TestForeach.test_mixed_lists__foreach_add_{device}",
         ("float32",),
         "The same.",
-        "aten/src/ATen/native/cpu/BinaryOpsKernel.cpp",
+        "torch/include/ATen/native/cpu/Loops.h:226",
     ),
     Row(
         "foreach/TestForeach.test_strided__foreach_add_{device}",
         ("bfloat16",),
         "The same.",
-        "aten/src/ATen/native/cpu/BinaryOpsKernel.cpp",
+        "torch/include/ATen/native/cpu/Loops.h:226",
     ),
     Row(
         "optimizer/TestOptimRenewed.test_dtypes_implementation_forloop_LBFGS_{device}",
