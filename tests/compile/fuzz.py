@@ -87,8 +87,8 @@ def difference(seed: int) -> str | None:
                 return f"run {attempt}, tensor {index}: {got.dtype} {tuple(got.shape)}, expected {wanted.dtype} {tuple(wanted.shape)}"
             if torch.equal(got.nan_to_num(7.0), wanted.nan_to_num(7.0)):
                 continue
-            # AOTAutograd may differentiate another way than eager does: then its own backend is what ours has to equal, near eager.
-            torch.testing.assert_close(got, wanted, equal_nan=True)
+            # AOTAutograd may differentiate another way than eager does, on the CPU too (seed 6: another gradient, not rounding): then its
+            # own backend is what ours has to equal.
             by_pytorch = outcome(torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=bool(seed % 2)), *shape)[index]
             if not torch.equal(got.nan_to_num(7.0), by_pytorch.nan_to_num(7.0)):
                 return f"run {attempt}, tensor {index}: differs by {(got - wanted).abs().max().item()}"
