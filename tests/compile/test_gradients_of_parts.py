@@ -46,3 +46,32 @@ def test_bits_and_rewrites(name, dynamic, monkeypatch):
     assert torch.equal(*outcomes)
     if expected is not None and not dynamic:  # a part of a size that is a symbol may be any part
         assert sum(rewritten) == expected
+
+
+def test_channels_last_parts_keep_the_strides_of_their_sum():
+    """What follows in the graph was traced for these: a view of a concatenation, which is channels-last as its parts are, would not exist."""
+
+    def flat(x, weight):
+        image = x.reshape(2, 4, 5, 5)
+        return torch.cat([image[:, 2:].sin(), image[:, :2].exp()], 1).to(memory_format=torch.channels_last) * weight
+
+    outcomes = []
+    for run in (flat, torch.compile(flat, backend="neuron", fullgraph=True)):
+        x = torch.randn(2, 100, generator=torch.Generator().manual_seed(0)).to(DEVICE).requires_grad_()
+        weight = torch.ones(2, 4, 5, 5, device=DEVICE).to(memory_format=torch.channels_last)
+        run(x, weight).sum().backward()
+        outcomes.append(x.grad.cpu())
+    assert torch.equal(*outcomes)
+
+
+def test_a_gradient_has_eagers_strides():
+    def parts(x):
+        return x[:, :2].sin() + x[:, 2:].exp()
+
+    x = torch.randn(2, 4, 5, 5).to(DEVICE).to(memory_format=torch.channels_last).requires_grad_()
+    direction = torch.randn(2, 2, 5, 5).to(DEVICE).to(memory_format=torch.channels_last)
+    strides = []
+    for run in (parts, torch.compile(parts, backend="neuron", fullgraph=True)):
+        (gradient,) = torch.autograd.grad(run(x), x, direction)
+        strides.append(gradient.stride())
+    assert strides[0] == strides[1]

@@ -195,9 +195,8 @@ def _levels(gm: GraphModule) -> tuple[dict[Node, int], Counter[str]]:
     levels: dict[Node, int] = {}
     reasons: Counter[str] = Counter()
     now = 0  # level of the last node whose place is fixed
-    touched = written = (
-        0  # level of the last node that touches CPU memory, and of the last one that writes CPU memory that was there before
-    )
+    touched = 0  # level of the last node that touches CPU memory
+    written = 0  # level of the last node that writes CPU memory that was there before
     for node in gm.graph.nodes:
         needs = max((levels[source] for source in node.all_input_nodes), default=0)
         if node.op in ("placeholder", "get_attr", "output"):

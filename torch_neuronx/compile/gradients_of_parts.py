@@ -2,10 +2,13 @@
 
 ``q, k, v = qkv.unbind()`` and ``a, b = x[..., :n], x[..., n:]`` have as their gradient a sum of tensors that are zero but for one part:
 each is filled and copied in full. Where the parts are all of the tensor, no two of them the same, that sum is their concatenation plus zero
-(which only makes 0 of -0, as the sum does).
+(which only makes 0 of -0, as the sum does). A concatenation that would have other strides than the sum, as of channels-last parts, stays a sum.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -23,9 +26,9 @@ def join(gm: GraphModule) -> int:
     for node in reversed(gm.graph.find_nodes(op="call_function", target=aten.add.Tensor)):
         if all(_is_plain_sum(user) for user in node.users):
             continue  # a part of a larger sum, or unused
-        ranges = _ranges(_leaves(node))
-        if ranges:
-            _rewrite(gm.graph, node, ranges)
+        leaves = _in_order(_leaves(node))
+        if leaves and _has_its_strides(node, leaves):
+            _rewrite(gm.graph, node, leaves)
             joined += 1
     return joined
 
@@ -52,25 +55,25 @@ def _leaves(node: Node) -> list[Node]:
     return leaves
 
 
-def _ranges(leaves: list[Node]) -> dict[Range, Node]:
-    """The leaves by the range of the dimension that they fill, in order; empty unless they fill it exactly."""
-    ranges: dict[Range, Node] = {}
+def _in_order(leaves: list[Node]) -> list[Node]:
+    """The leaves in the order in which they fill the dimension; empty unless they fill it exactly."""
     if not leaves:
-        return ranges
+        return []
     first = leaves[0]
     if not all(leaf.target is first.target and _dim(leaf) == _dim(first) and _alike(leaf, first) for leaf in leaves):
-        return ranges
+        return []
+    ranges: dict[Range, Node] = {}
     size = first.meta["val"].shape[_dim(first)]
     for leaf in leaves:
         found = _range(leaf, size)
         if found is None or found in ranges:
-            return {}
+            return []
         ranges[found] = leaf
     ordered = sorted(ranges)
     edges = [0, *(last for _, last in ordered)]
     if [start for start, _ in ordered] != edges[:-1] or edges[-1] != size:
-        return {}
-    return {one: ranges[one] for one in ordered}
+        return []
+    return [ranges[one] for one in ordered]
 
 
 def _alike(one: Node, other: Node) -> bool:
@@ -95,12 +98,20 @@ def _range(leaf: Node, size: object) -> Range | None:
     return (first, last) if numbers[2] == step == 1 and first < last else None
 
 
-def _rewrite(graph: Graph, total: Node, ranges: dict[Range, Node]) -> None:
-    leaves = list(ranges.values())
-    dim = _dim(leaves[0])
-    joining = aten.stack.default if leaves[0].target is aten.select_backward.default else aten.cat.default
+def _joining(leaf: Node) -> Callable[..., Any]:
+    return aten.stack.default if leaf.target is aten.select_backward.default else aten.cat.default
+
+
+def _has_its_strides(total: Node, leaves: list[Node]) -> bool:
+    """True when the concatenation lies in memory as the sum does: what follows in the graph was traced for that."""
+    parts = [leaf.args[0].meta["val"] for leaf in leaves]  # type: ignore[union-attr]
+    joined = _joining(leaves[0])(parts, _dim(leaves[0]))
+    return all(statically_known_true(a == b) for a, b in zip(joined.stride(), total.meta["val"].stride(), strict=True))
+
+
+def _rewrite(graph: Graph, total: Node, leaves: list[Node]) -> None:
     with graph.inserting_before(total):
-        parts = graph.call_function(joining, ([leaf.args[0] for leaf in leaves], dim))
+        parts = graph.call_function(_joining(leaves[0]), ([leaf.args[0] for leaf in leaves], _dim(leaves[0])))
         made = graph.call_function(aten.add.Tensor, (parts, 0))
     parts.meta["val"] = made.meta["val"] = total.meta["val"]
     total.replace_all_uses_with(made)
