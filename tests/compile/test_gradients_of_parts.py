@@ -49,7 +49,7 @@ def test_bits_and_rewrites(name, dynamic, monkeypatch):
 
 
 def test_channels_last_parts_keep_the_strides_of_their_sum():
-    """What follows in the graph was traced for these: a view of a concatenation, which is channels-last as its parts are, would not exist."""
+    """What follows in the graph was traced for these: there is no such view of a concatenation, which is channels-last."""
 
     def flat(x, weight):
         image = x.reshape(2, 4, 5, 5)

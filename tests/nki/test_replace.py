@@ -123,3 +123,49 @@ def test_removed(replace):
 def test_tolerances_come_together():
     with pytest.raises(ValueError, match="both rtol= and atol="):
         nki.replace(softmax, softmax_kernel, rtol=1e-3)
+
+
+def test_the_pattern_on_its_own_result(replace):
+    replacement = replace(scaled, scaled_kernel)
+    x, y = rows(), rows()
+    torch.testing.assert_close(compiled(lambda a, b: scaled(scaled(scaled(a, b), b), b))(x, y), scaled(scaled(scaled(x, y), y), y))
+    assert (replacement.replaced, replacement.refused) == (3, [])
+
+
+def test_a_number_where_the_pattern_has_a_tensor_is_left_alone(replace):
+    replacement = replace(scaled, scaled_kernel)
+    x = rows()
+    torch.testing.assert_close(compiled(lambda a: a * 3.0 + 1.0)(x), x * 3 + 1)
+    assert replacement.replaced == 0 and "no tensor" in replacement.refused[0]
+
+
+@nki.jit
+def exp_kernel(x):
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    nl.store(out, nl.exp(nl.load(x)))
+    return out
+
+
+class Exponential(torch.nn.Module):
+    def forward(self, x):
+        return torch.exp(x)
+
+
+def test_kinds_of_patterns(replace):
+    x = rows()
+    for pattern, options in (
+        (Exponential(), {}),
+        (lambda t, factor=1.0: torch.exp(t), {}),
+        (torch.exp, {"example_inputs": (x,)}),
+    ):
+        torch._dynamo.reset()
+        replacement = replace(pattern, exp_kernel, **options)
+        torch.testing.assert_close(compiled(lambda t: torch.exp(t) + 1)(x), torch.exp(x) + 1)
+        assert replacement.replaced == 1
+        replacement.remove()
+
+
+@pytest.mark.parametrize("pattern", [torch.exp, lambda *tensors: tensors[0] + 1], ids=["built-in", "any number"])
+def test_a_pattern_says_how_many_tensors_it_takes(pattern):
+    with pytest.raises(TypeError, match=r"does not say how many tensors it takes\. Pass example_inputs="):
+        nki.replace(pattern, exp_kernel)

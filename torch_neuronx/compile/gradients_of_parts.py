@@ -2,7 +2,8 @@
 
 ``q, k, v = qkv.unbind()`` and ``a, b = x[..., :n], x[..., n:]`` have as their gradient a sum of tensors that are zero but for one part:
 each is filled and copied in full. Where the parts are all of the tensor, no two of them the same, that sum is their concatenation plus zero
-(which only makes 0 of -0, as the sum does). A concatenation that would have other strides than the sum, as of channels-last parts, stays a sum.
+(which only makes 0 of -0, as the sum does). Where the concatenation would have other strides, as that of channels-last parts, the sum
+stays.
 """
 
 from __future__ import annotations

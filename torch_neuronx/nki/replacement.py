@@ -7,13 +7,14 @@ match is one call of the operator ``nki::replacement``, whose fake implementatio
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.utils.matcher_utils import InternalMatch, SubgraphMatcher
 
@@ -35,6 +36,7 @@ class Replacement:
     def __init__(self, pattern: Callable[..., Any], kernel: Callable[..., Any], example_inputs: Any, rtol: Any, atol: Any) -> None:
         self.pattern, self.kernel, self.tolerance = pattern, kernel, {"rtol": rtol, "atol": atol}
         self._kinds = None if example_inputs is None else [(tuple(t.shape), t.dtype) for t in example_inputs]
+        self._arguments = _number_of_tensors(pattern) if example_inputs is None else len(example_inputs)
         self.name = f"{getattr(pattern, '__name__', 'pattern')}#{next(_numbers)}"
         self.replaced = 0
         self.refused: list[str] = []
@@ -75,7 +77,8 @@ class Replacement:
 
     def _rewrite(self, gm: GraphModule) -> None:
         for skeleton in self._patterns(gm):
-            for match in SubgraphMatcher(skeleton.graph, ignore_literals=True).match(gm.graph):
+            matches = SubgraphMatcher(skeleton.graph, ignore_literals=True).match(gm.graph)
+            for match in reversed(matches):  # later ones first: what takes the place of an earlier one may be their argument
                 refusal = self._refusal(match, gm)
                 if refusal is None:
                     self._put(gm, match)
@@ -100,17 +103,17 @@ class Replacement:
         if self._kinds is not None:
             yield [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in self._kinds]
             return
-        count = self.pattern.__code__.co_argcount
         found = [value for node in gm.graph.nodes if isinstance(value := node.meta.get("val"), torch.Tensor)]
         ranks = [rank for rank in _RANKS if any(value.dim() == rank for value in found)]
         dtypes = dict.fromkeys(value.dtype for value in found if value.dtype.is_floating_point)
         for dtype in dtypes:
-            for shape in itertools.product(ranks, repeat=count):
+            for shape in itertools.product(ranks, repeat=self._arguments):
                 yield [torch.empty((8,) * rank, dtype=dtype, device="meta") for rank in shape]
 
     def _refusal(self, match: InternalMatch, gm: GraphModule) -> str | None:
         """Why the kernel cannot stand for a match; None when it can."""
-        inputs = [node.meta["val"] for node in match.placeholder_nodes]
+        # An argument that the graph has as a number is that number here.
+        inputs = [node.meta["val"] if isinstance(node, Node) else node for node in match.placeholder_nodes]
         if any(not isinstance(value, torch.Tensor) or value.device.type != "neuron" for value in inputs):
             return "an argument is no tensor on neuron"
         exact = next(_traced(self.pattern, inputs), None)
@@ -146,6 +149,19 @@ class Replacement:
         self.replaced += 1
 
 
+def _number_of_tensors(pattern: Callable[..., Any]) -> int:
+    """How many arguments a pattern needs."""
+    try:
+        parameters = inspect.signature(getattr(pattern, "forward", pattern)).parameters.values()  # a module's is behind *args
+    except ValueError:  # one of PyTorch's built-in functions
+        parameters = None
+    if parameters is None or any(p.kind in (p.VAR_POSITIONAL, p.KEYWORD_ONLY) for p in parameters if p.default is p.empty):
+        raise TypeError(
+            f"nki.replace: {pattern!r} does not say how many tensors it takes. Pass example_inputs=, or a Python function, as lambda x: ..."
+        )
+    return sum(p.default is p.empty and p.kind is not p.VAR_KEYWORD for p in parameters)
+
+
 def _listed(results: Any) -> list[torch.Tensor]:
     return list(results) if isinstance(results, (tuple, list)) else [results]
 
@@ -162,7 +178,7 @@ def _traced(pattern: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Iter
     """The ATen graph of the pattern, without what nothing needs; nothing when it does not run on such tensors."""
     try:
         with torch.no_grad():
-            gm = make_fx(pattern)(*inputs)
+            gm = make_fx(lambda *tensors: pattern(*tensors))(*inputs)  # of a function with defaults it would trace these, too
     except Exception:  # a pattern for matrices, tried on vectors
         return
     gm.graph.eliminate_dead_code()
@@ -195,7 +211,7 @@ def replace(
     shapes.
 
     Args:
-        pattern: a PyTorch function of tensors; its other numbers are part of the pattern.
+        pattern: a PyTorch function or module of tensors; its other numbers, and its parameters with a default, are part of the pattern.
         kernel: a kernel, a custom op or a function with the same parameters, that writes to none of them.
         example_inputs: tensors of the ranks and dtypes to look for; by default, all combinations that occur in a graph are tried.
         rtol, atol: for the comparison; by default those of ``torch.testing.assert_close`` for the dtype.
