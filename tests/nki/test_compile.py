@@ -7,6 +7,7 @@ import nki.isa as nisa
 import nki.language as nl
 import pytest
 import torch
+from torch._dynamo.exc import BackendCompilerFailed
 
 from torch_neuronx import nki_op, wrap_nki
 
@@ -178,6 +179,26 @@ def test_a_gradient_that_does_not_exist_is_an_error():
     x = rows(8).requires_grad_()
     with pytest.raises(NotImplementedError, match=r"scale has no gradient.*register_autograd"):
         scale(x).sum().backward()
+
+
+@nki.jit
+def add_and_count(x, total):
+    tile = nl.load(total)
+    nisa.tensor_tensor(tile, tile, nl.load(x), nl.add)
+    nl.store(total, tile)
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    nl.store(out, tile)
+    return out
+
+
+@pytest.mark.parametrize("run", [add_and_count, compiled(lambda x, total: add_and_count(x, total))], ids=["eager", "compiled"])
+def test_nor_has_a_kernel_that_writes_a_gradient(run):
+    x, total = rows(8), rows(8)
+    want = x + total
+    with torch.no_grad():
+        torch.testing.assert_close(run(x.requires_grad_(), total), want)
+    with pytest.raises((NotImplementedError, BackendCompilerFailed), match=r"add_and_count has no gradient.*register_autograd"):
+        run(x, total).sum().backward()
 
 
 def test_explain_names_the_cut():

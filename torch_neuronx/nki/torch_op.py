@@ -97,6 +97,8 @@ def call(kernel: Kernel, leaves: list[torch.Tensor], structure: dict[str, Any]) 
     if written:  # PyTorch makes operators that write functional only if they return nothing
         values = _empty(found, sizes, leaves[0].device)
         _kernel_into(site.name, read, written, values)
+        if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves):
+            values = list(_WithoutGradient.apply(site.name, len(values), *values, *leaves))
     else:
         values = _kernel(site.name, read, sizes)
     return assemble(found, values, leaves, show_tensor)
@@ -273,6 +275,17 @@ def _no_gradient(ctx: Any, *_: Any) -> Any:
 
 
 _kernel.register_autograd(_no_gradient, setup_context=lambda ctx, inputs, output: setattr(ctx, "kernel", inputs[0]))
+
+
+class _WithoutGradient(torch.autograd.Function):
+    """The outputs of a kernel that writes to arguments: PyTorch lets no operator that writes have a backward, not even one that refuses."""
+
+    @staticmethod
+    def forward(ctx: Any, kernel: str, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.kernel = kernel
+        return tensors[:count]
+
+    backward = staticmethod(_no_gradient)
 
 # --- public -----------------------------------------------------------------------------------------------------------------------------
 
