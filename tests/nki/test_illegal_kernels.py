@@ -1,5 +1,7 @@
 """Kernels that are refused for what only a whole kernel, or its data, shows."""
 
+import re
+
 import nki
 import nki.isa as nisa
 import nki.language as nl
@@ -147,3 +149,54 @@ def test_warnings_instead(monkeypatch):
 
     with pytest.warns(nki.NkiWarning, match="uninitialised"):
         assert np.isnan(kernel(X)).all()
+
+
+# What a beginner writes. The errors begin with the kernel's line.
+
+WRITTEN_AS_PYTHON = {
+    "if x > 0": (
+        lambda x, y: 1 if x[0, 0] > 0 else 2,
+        TypeError,
+        r"x: no Python `>` on tensors; nl\.greater.*cannot decide an `if`.*nl\.where",
+    ),
+    "if x <= 0": (lambda x, y: 1 if x[0, 0] <= 0 else 2, TypeError, r"no Python `<=` on tensors; nl\.less_equal"),
+    "x + 1": (lambda x, y: x + 1, TypeError, r"no Python `\+` on tensors; use nl\.add\(x, y\)"),
+    "2 * x": (lambda x, y: 2 * x, TypeError, r"no Python `\*` on tensors; use nl\.multiply"),
+    "float(x)": (lambda x, y: float(x[0, 0]), TypeError, "no Python float can be made of it: what a tensor holds is not known"),
+    "a misspelt instruction": (
+        lambda x, y: nisa.tensor_cpy(x, x),
+        AttributeError,
+        r"nki\.isa has no 'tensor_cpy'\. Did you mean tensor_copy",
+    ),
+    "a misspelt function": (lambda x, y: nl.laod(x), AttributeError, r"nki\.language has no 'laod'\. Did you mean load\?"),
+    "a function of the other module": (
+        lambda x, y: nl.tensor_copy(x, x),
+        AttributeError,
+        r"nki\.language has no 'tensor_copy'; nki\.isa has",
+    ),
+    "None.shape": (
+        lambda x, y: y.shape,
+        TypeError,
+        r"has no attribute 'shape'\. <lambda> was called with None for y: pass an array, or let",
+    ),
+    "load(None)": (lambda x, y: nl.load(y), TypeError, r"<lambda> was called with None for y.*`if y is not None`"),
+    "an instruction on None": (lambda x, y: nisa.dma_copy(empty((128, 512)), y), TypeError, "dma_copy src must be a tensor, got None"),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN_AS_PYTHON)
+def test_what_is_written_as_python(name):
+    body, error, text = WRITTEN_AS_PYTHON[name]
+    line = f"{body.__code__.co_filename}:{body.__code__.co_firstlineno}: "
+    refuses(nki.jit(body), X, None, match=f"^{re.escape(line)}.*{text}", error=error)
+
+
+def test_an_attribute_error_of_the_kernel_s_own_is_left_alone():
+    refuses(nki.jit(lambda x, y: x.shapes), X, None, match="^'NkiTensor' object has no attribute 'shapes'$", error=AttributeError)
+
+
+@pytest.mark.parametrize(("module", "name"), [(nki, "jitt"), (nisa, "engin"), (nl, "float3")])
+def test_misspelt_outside_of_a_kernel(module, name):
+    assert not hasattr(module, name)
+    with pytest.raises(AttributeError, match=rf"^nki[.a-z]* has no '{name}'\. Did you mean "):
+        getattr(module, name)

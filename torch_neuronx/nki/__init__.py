@@ -7,7 +7,7 @@ import importlib
 from typing import Any
 
 from torch_neuronx.nki import numpy_dtypes
-from torch_neuronx.nki.errors import NkiValidationError, NkiWarning
+from torch_neuronx.nki.errors import NkiValidationError, NkiWarning, unknown_name
 from torch_neuronx.nki.kernel import Kernel, jit, simulate, simulate_ranks
 from torch_neuronx.nki.target import TARGETS, Target, current_target
 
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
     if name in _WHEN_USED:
         module, attribute = _WHEN_USED[name]
         return getattr(importlib.import_module(f"torch_neuronx.nki.{module}"), attribute)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise unknown_name(__name__, name, "torch_neuronx.nki.isa", "torch_neuronx.nki.language")
 
 
 __all__ = [

@@ -284,7 +284,14 @@ def trace_kernel(kernel: Kernel, specs: Sequence[Spec], structure: dict[str, Any
 
 def _call(kernel: Kernel, arguments: dict[str, Any]) -> Any:
     args = inspect.BoundArguments(kernel.__signature__, arguments)
-    return kernel.func(*args.args, **args.kwargs)
+    try:
+        return kernel.func(*args.args, **args.kwargs)
+    except AttributeError as error:
+        without = [name for name, value in arguments.items() if value is None]
+        if not without or not str(error).startswith("'NoneType'"):
+            raise
+        text = f"{trace.line_of(error)}: {error}. {kernel.__name__} was called with None for {' and '.join(without)}"
+        raise TypeError(f"{text}: pass an array, or let the kernel ask `if {without[0]} is not None`") from error
 
 
 def _outputs(kernel: Kernel, returned: Any, outputs: list[NkiTensor], written: dict[Buffer, Any]) -> Any:

@@ -144,6 +144,9 @@ class Opcode:
         values = self._bind(args, kwargs)
         name = values.pop("name", None)
         call = Call(self, trace.current(f"nki.isa.{self.name}").target, values)
+        for key in self._required:
+            if call.operands.get(key, key) is None and key not in self.numbers:
+                call.fail(f"{key} must be a tensor, got None", TypeError)
         if call.target.generation < self.since.generation:
             call.fail(f"needs {self.since.name} or newer; this kernel is traced for {call.target.name}")
         call.engine = self._engine(call)

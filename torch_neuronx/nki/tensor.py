@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_neuronx.nki import dtypes
@@ -399,6 +399,52 @@ class NkiTensor:
             isa.tensor_copy(target, value)
         else:
             isa.dma_copy(target, value)
+
+
+# Python's operators. The tiles of beta 1 (a subclass) have them.
+
+_COMPARISONS = {"lt": ("<", "less"), "le": ("<=", "less_equal"), "gt": (">", "greater"), "ge": (">=", "greater_equal")}
+_OPERATORS = {
+    "add": ("+", "add"),
+    "sub": ("-", "subtract"),
+    "mul": ("*", "multiply"),
+    "truediv": ("/", "divide"),
+    "pow": ("**", "power"),
+    "mod": ("%", "mod"),
+    "and": ("&", "bitwise_and"),
+    "or": ("|", "bitwise_or"),
+    "xor": ("^", "bitwise_xor"),
+    "lshift": ("<<", "left_shift"),
+    "rshift": (">>", "right_shift"),
+}
+_UNKNOWN = (
+    "what a tensor holds is not known while a kernel is traced, so it cannot decide an `if`. Make both results and choose with nl.where "
+    "or a predicated instruction, or loop with nl.while_loop"
+)
+
+
+def _refusal(text: str) -> Callable[..., Any]:
+    def refuse(self: NkiTensor, *_: Any) -> Any:
+        from torch_neuronx.nki.trace import where
+
+        raise TypeError(f"{where()}{self.name}: {text}")
+
+    return refuse
+
+
+def _refuse_operators() -> None:
+    for name, (symbol, function) in _COMPARISONS.items():
+        text = f"no Python `{symbol}` on tensors; nl.{function}(x, y) gives a tile of 1 and 0. And {_UNKNOWN}"
+        setattr(NkiTensor, f"__{name}__", _refusal(text))
+    for name, (symbol, function) in _OPERATORS.items():
+        refuse = _refusal(f"no Python `{symbol}` on tensors; use nl.{function}(x, y)")
+        setattr(NkiTensor, f"__{name}__", refuse)
+        setattr(NkiTensor, f"__r{name}__", refuse)
+    for name in ("int", "float"):
+        setattr(NkiTensor, f"__{name}__", _refusal(f"no Python {name} can be made of it: {_UNKNOWN}"))
+
+
+_refuse_operators()
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:

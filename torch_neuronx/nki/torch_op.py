@@ -287,6 +287,7 @@ class _WithoutGradient(torch.autograd.Function):
 
     backward = staticmethod(_no_gradient)
 
+
 # --- public -----------------------------------------------------------------------------------------------------------------------------
 
 

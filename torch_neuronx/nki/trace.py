@@ -6,6 +6,7 @@ import functools
 import math
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -279,14 +280,24 @@ def record(
 
 
 def _user_frame() -> Any:
-    """The innermost frame that is the kernel's: not of this package, but for its kernel library."""
+    """The innermost frame that is the kernel's."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_back is not None:
-        name = frame.f_code.co_filename
-        if (not name.startswith(_HERE) or name.startswith(_KERNELS)) and "contextlib" not in name:
+        if _is_the_users(frame.f_code.co_filename):
             return frame
         frame = frame.f_back
     return frame
+
+
+def _is_the_users(file: str) -> bool:
+    """True for files that are not of this package, but for its kernel library."""
+    return (not file.startswith(_HERE) or file.startswith(_KERNELS)) and "contextlib" not in file
+
+
+def line_of(error: BaseException) -> str:
+    """The kernel's ``file:line`` from which ``error`` came."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_the_users(frame.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "a kernel"
 
 
 def source_line() -> SourceLine:

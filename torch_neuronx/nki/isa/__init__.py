@@ -2,6 +2,7 @@
 """``nki.isa``: the instructions of a NeuronCore. Each function is a row of the opcode table (``torch_neuronx.nki.opcode.OPCODES``)."""
 
 from torch_neuronx.nki.errors import NkiValidationError
+from torch_neuronx.nki.errors import unknown_name as _unknown_name
 from torch_neuronx.nki.instruction import Instruction as NkiInstruction
 from torch_neuronx.nki.instruction import Register as NkiScalar
 from torch_neuronx.nki.instruction import Register as VirtualRegister
@@ -70,3 +71,7 @@ from torch_neuronx.nki.isa.vector import (
 )
 
 __all__ = [name for name in dir() if not name.startswith("_")]
+
+
+def __getattr__(name: str) -> object:
+    raise _unknown_name(__name__, name, "torch_neuronx.nki.language")

@@ -1,6 +1,7 @@
 # ruff: noqa: F401
 """``nki.language``: tiles, loops, and functions that lower onto ``nki.isa``."""
 
+from torch_neuronx.nki.errors import unknown_name as _unknown_name
 from torch_neuronx.nki.language._control import (
     NKIObject,
     affine_range,
@@ -58,3 +59,7 @@ uint8, uint16, uint32 = "uint8", "uint16", "uint32"
 float16, bfloat16, float32, tfloat32 = "float16", "bfloat16", "float32", "tfloat32"
 float8_e4m3, float8_e4m3fn, float8_e5m2, float8_e8m0fnu = "float8_e4m3", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"
 float8_e5m2_x4, float8_e4m3fn_x4, float4_e2m1fn_x4 = "float8_e5m2_x4", "float8_e4m3fn_x4", "float4_e2m1fn_x4"
+
+
+def __getattr__(name: str) -> object:
+    raise _unknown_name(__name__, name, "torch_neuronx.nki.isa")
