@@ -1,4 +1,4 @@
-"""One instruction in a kernel: tiles in, tiles out."""
+"""One instruction in a kernel: tiles in, tiles out; and what the tests of instructions draw and compare with."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -9,6 +9,9 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
 
 BF16 = ml_dtypes.bfloat16
 NUMPY = {
@@ -17,6 +20,17 @@ NUMPY = {
     "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
     "float8_e5m2": ml_dtypes.float8_e5m2,
 }
+FLOATS = ["float32", "bfloat16", "float16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2"]
+INTS = ["int8", "uint8", "int16", "uint16", "int32", "uint32"]
+RNG = np.random.default_rng(7)
+few = settings(max_examples=12, deadline=None)
+shapes = st.tuples(st.sampled_from([1, 7, 32, 128]), st.integers(1, 70))
+
+
+@pytest.fixture(autouse=True)
+def newest_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For modules that import it: the target that has every instruction."""
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3")
 
 
 def numpy_dtype(name: str) -> Any:
@@ -32,6 +46,18 @@ def cast(values: Any, name: str) -> np.ndarray:
         return np.clip(np.nan_to_num(np.rint(values.astype(np.float64)), nan=0.0), info.min, info.max).astype(kind)
     with np.errstate(over="ignore"):
         return values.astype(kind)
+
+
+def normal(*shape: int, dtype: Any = "float32") -> np.ndarray:
+    return cast(RNG.standard_normal(shape), dtype)
+
+
+def ints(*shape: int, low: int = 0, high: int = 100, dtype: str = "int32") -> np.ndarray:
+    return RNG.integers(low, high, shape).astype(numpy_dtype(dtype))
+
+
+def wide(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float32)
 
 
 def run(body: Callable[..., Any], inputs: Sequence[np.ndarray], outputs: Sequence[tuple[Any, ...]], psum: Sequence[int] = ()) -> Any:

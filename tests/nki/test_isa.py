@@ -10,33 +10,8 @@ import scipy.special
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.nki.harness import BINARY, cast, numpy_dtype, run, same
+from tests.nki.harness import BINARY, FLOATS, INTS, RNG, cast, few, ints, newest_target, normal, numpy_dtype, run, same, shapes, wide  # noqa: F401
 from torch_neuronx.nki.opcode import OPCODES
-
-RNG = np.random.default_rng(7)
-FLOATS = ["float32", "bfloat16", "float16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2"]
-INTS = ["int8", "uint8", "int16", "uint16", "int32", "uint32"]
-few = settings(max_examples=12, deadline=None)
-shapes = st.tuples(st.sampled_from([1, 7, 32, 128]), st.integers(1, 70))
-
-
-@pytest.fixture(autouse=True)
-def newest_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The target that has every instruction."""
-    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3")
-
-
-def normal(*shape, dtype="float32"):
-    return cast(RNG.standard_normal(shape), dtype)
-
-
-def ints(*shape, low=0, high=100, dtype="int32"):
-    return RNG.integers(low, high, shape).astype(numpy_dtype(dtype))
-
-
-def wide(x):
-    return x.astype(np.float32)
-
 
 # Copies.
 

@@ -7,35 +7,10 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.nki.harness import BF16, BINARY, cast, numpy_dtype, run, same
-
-RNG = np.random.default_rng(7)
-FLOATS = ["float32", "bfloat16", "float16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2"]
-INTS = ["int8", "uint8", "int16", "uint16", "int32", "uint32"]
-few = settings(max_examples=12, deadline=None)
-shapes = st.tuples(st.sampled_from([1, 7, 32, 128]), st.integers(1, 70))
-
-
-@pytest.fixture(autouse=True)
-def newest_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The target that has every instruction."""
-    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3")
-
-
-def normal(*shape, dtype="float32"):
-    return cast(RNG.standard_normal(shape), dtype)
-
-
-def ints(*shape, low=0, high=100, dtype="int32"):
-    return RNG.integers(low, high, shape).astype(numpy_dtype(dtype))
-
-
-def wide(x):
-    return x.astype(np.float32)
-
+from tests.nki.harness import BF16, BINARY, RNG, cast, few, ints, newest_target, normal, numpy_dtype, run, same, wide  # noqa: F401
 
 # GpSimd.
 

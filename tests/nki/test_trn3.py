@@ -1,25 +1,16 @@
 """What only trn3 has: indirect views, wide matrix products, bfloat16 sums, OCP float8, later operators; and that trn2 refuses each."""
 
-import ml_dtypes
+import functools
+
 import nki
 import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 import pytest
 
-from tests.nki.harness import run, same
+from tests.nki.harness import RNG, cast, newest_target, normal, run, same  # noqa: F401
 
-RNG = np.random.default_rng(5)
 TILE = (32, 48)
-
-
-@pytest.fixture(autouse=True)
-def trn3(monkeypatch):
-    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3")
-
-
-def normal(*shape, dtype="float32"):
-    return RNG.standard_normal(shape).astype(np.float32).astype(dtype)
 
 
 def index_of(columns, partitions, group=16):
@@ -99,15 +90,10 @@ def test_groups_of_partitions_have_their_own_columns():
 
 def test_gather_into_a_product():
     """The snake of the Tensor engine is 32 partitions long."""
-    a, b = normal(64, 96, dtype=ml_dtypes.bfloat16), normal(64, 32, dtype=ml_dtypes.bfloat16)
+    a, b = normal(64, 96, dtype="bfloat16"), normal(64, 32, dtype="bfloat16")
     chosen = columns_of(32, 96)
 
-    def body(o, x, y, i):
-        psum = nl.ndarray((32, 32), nl.float32, buffer=nl.psum)
-        nisa.nc_matmul(psum, x.indirect(i, 32), y)
-        nisa.tensor_copy(o, psum)
-
-    got = run(body, [a, b, index_of(chosen, 64, group=32)], [((32, 32), "float32")])
+    got = run(lambda o, x, y, i: product(o, x.indirect(i, 32), y), [a, b, index_of(chosen, 64, group=32)], [((32, 32), "float32")])
     same(got, a[:, chosen].astype(np.float32).T @ b.astype(np.float32), rtol=1e-4, atol=1e-4)
 
 
@@ -137,43 +123,31 @@ def test_a_column_that_is_not_there():
         run(lambda o, x, i: nisa.tensor_copy(o, x.indirect(i, 16)), [normal(*TILE), index], [((32, 16), "float32")])
 
 
+def product(o, x, y, sums=nl.float32):
+    psum = nl.ndarray(o.shape, sums, buffer=nl.psum)
+    nisa.nc_matmul(psum, x, y)
+    nisa.tensor_copy(o, psum)
+
+
 def test_a_product_over_several_banks(monkeypatch):
     a, b = normal(64, 32), normal(64, 1024)
-
-    def body(o, x, y):
-        psum = nl.ndarray((32, 1024), nl.float32, buffer=nl.psum)
-        nisa.nc_matmul(psum, x, y)
-        nisa.tensor_copy(o, psum)
-
     outputs = [((32, 1024), "float32")]
-    same(run(body, [a, b], outputs), a.T @ b, rtol=1e-4, atol=1e-4)
-    refused_on_trn2(monkeypatch, "moving free size 1024 exceeds 512 on trn2", body, a, b, outputs=outputs)
+    same(run(product, [a, b], outputs), a.T @ b, rtol=1e-4, atol=1e-4)
+    refused_on_trn2(monkeypatch, "moving free size 1024 exceeds 512 on trn2", product, a, b, outputs=outputs)
 
 
 def test_sums_in_bfloat16(monkeypatch):
-    a, b = normal(64, 32), normal(64, 96)
-
-    def body(o, x, y):
-        psum = nl.ndarray((32, 96), nl.bfloat16, buffer=nl.psum)
-        nisa.nc_matmul(psum, x, y)
-        nisa.tensor_copy(o, psum)
-
+    a, b, body = normal(64, 32), normal(64, 96), functools.partial(product, sums=nl.bfloat16)
     outputs = [((32, 96), "bfloat16")]
-    same(run(body, [a, b], outputs), (a.T @ b).astype(ml_dtypes.bfloat16), atol=0.1)
+    same(run(body, [a, b], outputs), cast(a.T @ b, "bfloat16"), atol=0.1)
     refused_on_trn2(monkeypatch, "dst must be float32 on trn2", body, a, b, outputs=outputs)
 
 
 def test_products_of_ocp_float8(monkeypatch):
-    a, b = normal(64, 32, dtype=ml_dtypes.float8_e4m3fn), normal(64, 96, dtype=ml_dtypes.float8_e4m3fn)
-
-    def body(o, x, y):
-        psum = nl.ndarray((32, 96), nl.float32, buffer=nl.psum)
-        nisa.nc_matmul(psum, x, y)
-        nisa.tensor_copy(o, psum)
-
+    a, b = normal(64, 32, dtype="float8_e4m3fn"), normal(64, 96, dtype="float8_e4m3fn")
     outputs = [((32, 96), "float32")]
-    same(run(body, [a, b], outputs), a.astype(np.float32).T @ b.astype(np.float32), rtol=1e-5, atol=1e-4)
-    refused_on_trn2(monkeypatch, "float8_e4m3fn needs trn3", body, a, b, outputs=outputs)
+    same(run(product, [a, b], outputs), a.astype(np.float32).T @ b.astype(np.float32), rtol=1e-5, atol=1e-4)
+    refused_on_trn2(monkeypatch, "float8_e4m3fn needs trn3", product, a, b, outputs=outputs)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,12 @@ from torch_neuronx.nki import numerics, ops
 from torch_neuronx.nki.isa.constants import reduce_cmd
 from torch_neuronx.nki.memory import AccessPattern
 from torch_neuronx.nki.simulator import Binder, Load, Step, Store
+from torch_neuronx.nki.tensor import NkiTensor
 
 ENGINE_DTYPES = "float8_e4m3 float8_e4m3fn float8_e5m2 float16 bfloat16 float32 tfloat32 int8 int16 int32 uint8 uint16".split()
 FP32_MIN = -3.4028234663852886e38
 FloatTensor = torch.Tensor
+Vector = NkiTensor | float | int  # an operand that may be one number for all partitions
 
 
 def binary(op: str, reverse: bool = False) -> Callable[[Any, Any], torch.Tensor]:

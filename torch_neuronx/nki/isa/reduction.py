@@ -11,7 +11,7 @@ import torch
 from torch_neuronx.nki import numerics, ops
 from torch_neuronx.nki.instruction import Instruction
 from torch_neuronx.nki.isa.constants import reduce_cmd
-from torch_neuronx.nki.isa.elementwise import ReduceRegisters, binary, is_bits, reduce_dims
+from torch_neuronx.nki.isa.elementwise import ReduceRegisters, Vector, binary, is_bits, reduce_dims
 from torch_neuronx.nki.limits import (
     alu_op,
     bits_need_integers,
@@ -32,7 +32,6 @@ from torch_neuronx.nki.opcode import Call, opcode
 from torch_neuronx.nki.simulator import Binder, Step
 from torch_neuronx.nki.tensor import NkiTensor
 
-Vector = NkiTensor | float | int
 REDUCIBLE = [name for name, row in ops.ALU.items() if row.reducible]
 BINARY = [name for name, row in ops.ALU.items() if row.kind == "arithmetic" and not row.unary and name != "bypass"]
 

@@ -9,7 +9,7 @@ import torch
 from torch_neuronx.nki import numerics
 from torch_neuronx.nki.instruction import Instruction
 from torch_neuronx.nki.isa.constants import reduce_cmd
-from torch_neuronx.nki.isa.elementwise import ReduceRegisters, binary
+from torch_neuronx.nki.isa.elementwise import ReduceRegisters, Vector, binary
 from torch_neuronx.nki.limits import (
     enum_member,
     float32_operand,
@@ -25,8 +25,6 @@ from torch_neuronx.nki.memory import AccessPattern
 from torch_neuronx.nki.opcode import Call, opcode
 from torch_neuronx.nki.simulator import Binder, Step
 from torch_neuronx.nki.tensor import NkiTensor
-
-Vector = NkiTensor | float | int
 
 
 def _activation_op(call: Call) -> None:

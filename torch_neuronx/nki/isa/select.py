@@ -9,7 +9,7 @@ import torch
 from torch_neuronx.nki import numerics, ops
 from torch_neuronx.nki.instruction import Instruction, Register
 from torch_neuronx.nki.isa.constants import reduce_cmd
-from torch_neuronx.nki.isa.elementwise import ENGINE_DTYPES, FP32_MIN, ReduceRegisters
+from torch_neuronx.nki.isa.elementwise import ENGINE_DTYPES, FP32_MIN, ReduceRegisters, Vector
 from torch_neuronx.nki.limits import (
     dtype_in,
     enum_member,
@@ -27,9 +27,6 @@ from torch_neuronx.nki.memory import AccessPattern
 from torch_neuronx.nki.opcode import Call, opcode
 from torch_neuronx.nki.simulator import Binder, Step
 from torch_neuronx.nki.tensor import NkiTensor
-
-Number = float | int
-Vector = NkiTensor | float | int
 
 
 def _predicate_shapes(call: Call) -> None:

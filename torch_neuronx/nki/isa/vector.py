@@ -9,7 +9,7 @@ import torch
 from torch_neuronx.nki import numerics, ops
 from torch_neuronx.nki.instruction import Engine, Instruction
 from torch_neuronx.nki.isa.constants import engine, reduce_cmd
-from torch_neuronx.nki.isa.elementwise import ENGINE_DTYPES, ReduceRegisters, binary, bit_operand, bitwise, is_bits, same_layout
+from torch_neuronx.nki.isa.elementwise import ENGINE_DTYPES, ReduceRegisters, Vector, binary, bit_operand, bitwise, is_bits, same_layout
 from torch_neuronx.nki.limits import (
     INTEGER_32,
     alu_op,
@@ -33,7 +33,6 @@ from torch_neuronx.nki.simulator import Binder, Step
 from torch_neuronx.nki.tensor import NkiTensor
 
 Number = float | int
-Vector = NkiTensor | float | int
 
 
 def _any_psum(call: Call) -> bool:
