@@ -201,6 +201,12 @@ def test_nor_has_a_kernel_that_writes_a_gradient(run):
         run(x, total).sum().backward()
 
 
+def test_results_of_a_kernel_that_writes_may_be_changed():
+    x, total = rows(8), rows(8)
+    want = (x + total) * 2
+    torch.testing.assert_close(add_and_count(x.requires_grad_(), total).mul_(2).detach(), want)
+
+
 def test_explain_names_the_cut():
     with torch.neuron.explain() as report:
         compiled(lambda t: scale(t + 1) - 1)(rows(8))

@@ -93,15 +93,20 @@ def call(kernel: Kernel, leaves: list[torch.Tensor], structure: dict[str, Any]) 
     else:
         found = traced(specs_of(leaves))
     site = _site(kernel, structure, found.written_inputs)
-    read, written = site.split(leaves)
-    if written:  # PyTorch makes operators that write functional only if they return nothing
-        values = _empty(found, sizes, leaves[0].device)
-        _kernel_into(site.name, read, written, values)
-        if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves):
-            values = list(_WithoutGradient.apply(site.name, len(values), *values, *leaves))
+    if not site.written:
+        values = _kernel(site.name, leaves, sizes)
+    elif found.output_buffers and torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves):
+        values = list(_WithoutGradient.apply(site, found, sizes, *leaves))
     else:
-        values = _kernel(site.name, read, sizes)
+        values = _written_into(site, found, sizes, leaves)
     return assemble(found, values, leaves, show_tensor)
+
+
+def _written_into(site: Site, found: TracedKernel, sizes: list[Any], leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """A launch that writes to arguments: PyTorch makes such operators functional only if they return nothing."""
+    values = _empty(found, sizes, leaves[0].device)
+    _kernel_into(site.name, *site.split(leaves), values)
+    return values
 
 
 class InGraph:
@@ -278,12 +283,12 @@ _kernel.register_autograd(_no_gradient, setup_context=lambda ctx, inputs, output
 
 
 class _WithoutGradient(torch.autograd.Function):
-    """The outputs of a kernel that writes to arguments: PyTorch lets no operator that writes have a backward, not even one that refuses."""
+    """A launch that writes to arguments: PyTorch lets no operator that writes have a backward, not even one that refuses."""
 
     @staticmethod
-    def forward(ctx: Any, kernel: str, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.kernel = kernel
-        return tensors[:count]
+    def forward(ctx: Any, site: Site, found: TracedKernel, sizes: list[Any], *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.kernel = site.name
+        return tuple(_written_into(site, found, sizes, leaves))
 
     backward = staticmethod(_no_gradient)
 
