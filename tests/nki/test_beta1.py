@@ -65,6 +65,21 @@ def test_operators_on_tiles(dtype):
     torch.testing.assert_close(softmax(x), torch.softmax(x.float(), -1).to(dtype), rtol=2e-2, atol=1e-3)
 
 
+def test_rows_found_by_dividing_positions():
+    """Division of integers is NumPy's: what is rounded afterwards is the quotient, not an integer."""
+
+    @nki.jit
+    def every_third_twice(x):
+        out = nl.ndarray((128, x.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
+        row, column = nl.arange(128)[:, None], nl.arange(x.shape[1])[None, :]
+        source = nl.floor(nisa.iota(row, dtype=nl.int32) / 3, dtype=nl.int32)
+        nl.store(out[row, column], nl.load(x[source, column], mask=row < 126), mask=row < 126)
+        return out
+
+    x = normal(42, 16)
+    np.testing.assert_array_equal(nki.simulate_kernel(every_third_twice, x)[:126], np.repeat(x, 3, axis=0))
+
+
 def test_causal_mask_by_affine_select():
     @nki.jit
     def causal(x):
@@ -109,6 +124,42 @@ def test_reduction_over_a_loop_with_a_mask():
 
     x = normal(256, 16)
     np.testing.assert_allclose(nki.simulate_kernel(total, x), x[:192].reshape(3, 64, 16).sum(0), rtol=1e-5, atol=1e-5)
+
+
+def test_reduction_over_an_outer_loop():
+    """Gradients of attention add up like this: the sum over an outer loop, once for each turn of an inner one."""
+
+    @nki.jit
+    def column_sums(x):
+        out = nl.ndarray((3, 32, x.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
+        total = nl.zeros((3, nl.par_dim(32), x.shape[1]), dtype=x.dtype, buffer=nl.sbuf)
+        for k in nl.affine_range(4):
+            for q in nl.affine_range(3):
+                tile = nl.load(x[nl.ds(k * 96 + q * 32, 32), :])
+                total[q, :, :] = nl.loop_reduce(tile, op=np.add, loop_indices=(k,), dtype=nl.float32)
+        for q in nl.affine_range(3):
+            nl.store(out[q, :, :], total[q, :, :])
+        return out
+
+    x = normal(384, 16)
+    np.testing.assert_allclose(nki.simulate_kernel(column_sums, x), x.reshape(4, 3, 32, 16).sum(0), rtol=1e-5, atol=1e-5)
+
+
+def test_reductions_over_loops_that_run_again_start_again():
+    @nki.jit
+    def sums(x):
+        out = nl.ndarray((2, 32, x.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
+        for half in range(2):  # Python's own
+            total = nl.ndarray((nl.par_dim(32), x.shape[1]), dtype=x.dtype, buffer=nl.sbuf)
+            for k in nl.affine_range(8):
+                if k == 4:
+                    break
+                total[...] = nl.loop_reduce(nl.load(x[nl.ds((half * 4 + k) * 32, 32), :]), op=np.add, loop_indices=[k], dtype=nl.float32)
+            nl.store(out[half, :, :], total)
+        return out
+
+    x = normal(256, 16)
+    np.testing.assert_allclose(nki.simulate_kernel(sums, x), x.reshape(2, 4, 32, 16).sum(1), rtol=1e-5, atol=1e-5)
 
 
 def test_benchmark_models_the_latency():

@@ -30,6 +30,7 @@ def test_point(point: Point) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 def test_the_whole_page() -> None:
     times = {i: point.model() for i, point in enumerate(POINTS)}
     assert [name(point) for i, point in enumerate(POINTS) if not is_close(point, times[i])] == []

@@ -260,7 +260,7 @@ def trace_kernel(kernel: Kernel, specs: Sequence[Spec], structure: dict[str, Any
     inputs = [
         Buffer(shared.next_id(), names[k], region, spec.shape or (1,), spec.dtype, "input", input_index=k) for k, spec in enumerate(specs)
     ]
-    programs, results, buffers = [], [], list(inputs)
+    programs, results, buffers = [], [], dict.fromkeys(inputs)
     written: dict[Buffer, Any] = {}
     for core in range(kernel.lnc):
         tracer = Tracer(kernel.__name__, on, kernel.grid, _program_ids(kernel.grid, core), shared, core)
@@ -272,14 +272,14 @@ def trace_kernel(kernel: Kernel, specs: Sequence[Spec], structure: dict[str, Any
             results.append(kernel.finish(_call(kernel, arguments)))
         written = tracer.check.written
         programs.append(tracer.nodes)
-        buffers += [b for b in tracer.buffers if b not in buffers]
+        buffers.update(dict.fromkeys(tracer.buffers))
         if tracer.check.mode == "error" and not kernel.is_beta1:
             liveness.check_capacity(tracer.nodes, on)
     if len(programs) > 1 and check.mode() == "error" and not kernel.is_beta1:
         races.check_cores(programs)
     outputs: list[NkiTensor] = []
     result = _outputs(kernel, results[0], outputs, written)
-    return TracedKernel(kernel.__name__, on, kernel.lnc, buffers, inputs, outputs, programs, result)
+    return TracedKernel(kernel.__name__, on, kernel.lnc, list(buffers), inputs, outputs, programs, result)
 
 
 def _call(kernel: Kernel, arguments: dict[str, Any]) -> Any:

@@ -300,6 +300,17 @@ def line_of(error: BaseException) -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "a kernel"
 
 
+def user_stack() -> tuple[tuple[str, int], ...]:
+    """``(file, line)`` of the kernel's frames, innermost first: where a statement is, whichever function it is in."""
+    found: list[tuple[str, int]] = []
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if _is_the_users(frame.f_code.co_filename):
+            found.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(found)
+
+
 def source_line() -> SourceLine:
     frame = _user_frame()
     return SourceLine(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)

@@ -30,7 +30,7 @@ from torch_neuronx.nki.language import (  # noqa: F401  (the same in both langua
 )
 from torch_neuronx.nki.language._ops import promote
 from torch_neuronx.nki.tensor import NkiTensor
-from torch_neuronx.nki.trace import current, source_line
+from torch_neuronx.nki.trace import current, user_stack
 from torch_neuronx.nki.trace import where as at
 
 bool_ = "bool"
@@ -72,22 +72,25 @@ def par_dim(value: int) -> ParDim:
 class LoopIndex(int):
     """A loop variable that remembers its loop, for ``nl.loop_reduce``."""
 
-    loop: object = None
+    site: object = None  # where the loop is in the kernel: the same in every turn of the loops around it
+    run: int = -1  # which execution of it this is
 
 
-_active_loops: dict[int, LoopIndex] = {}
-_loop_ids = itertools.count()
+_active_loops: dict[int, LoopIndex] = {}  # by run, outer ones first
+_loop_runs = itertools.count()
 
 
 def affine_range(start: int, stop: int | None = None, step: int = 1) -> Iterator[LoopIndex]:
     """``range``: the loop is unrolled while the kernel is traced."""
-    identity = next(_loop_ids)
-    for value in range(start) if stop is None else range(start, stop, step):
-        index = LoopIndex(value)
-        index.loop = identity
-        _active_loops[identity] = index
-        yield index
-    _active_loops.pop(identity, None)
+    site, run = user_stack(), next(_loop_runs)
+    try:
+        for value in range(start) if stop is None else range(start, stop, step):
+            index = LoopIndex(value)
+            index.site, index.run = site, run
+            _active_loops[run] = index
+            yield index
+    finally:
+        _active_loops.pop(run, None)
 
 
 sequential_range = static_range = affine_range
@@ -96,14 +99,14 @@ sequential_range = static_range = affine_range
 def loop_reduce(value: Tile, op: Any, loop_indices: Sequence[LoopIndex], *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
     """The reduction of ``value`` over all turns of the loops so far; after the last turn it is that over all of them.
 
-    What ``mask`` leaves out takes no part.
+    What ``mask`` leaves out takes no part. There is one total for each combination of the other loops' variables: a loop inside those
+    that are reduced runs once in each of their turns, and each of its own turns goes on with its total.
     """
     value = value.partition_first()
-    reduced = {getattr(index, "loop", None) for index in loop_indices}
-    tracer = current()
-    others = tuple((loop, int(index)) for loop, index in _active_loops.items() if loop not in reduced)
-    key = (source_line().line, others)
-    totals = tracer.__dict__.setdefault("loop_totals", {})
+    runs = {index.run for index in loop_indices if isinstance(index, LoopIndex)}
+    others = tuple((index.site, int(index)) for run, index in _active_loops.items() if run not in runs)
+    key = (user_stack(), builtins.min(runs, default=-1), others)
+    totals = current().__dict__.setdefault("loop_totals", {})
     if key not in totals:
         totals[key] = new_tile(value.shape, float32)
         isa.memset(totals[key], ops.alu(ops.token(op)).identity)
@@ -288,6 +291,8 @@ def binary(op: str, x: Any, y: Any, dtype: Any = None, mask: Any = None, out: Ti
         kind = dtype or (tiles[0].dtype if tiles[0].dtype == tiles[1].dtype else promote(tiles[0].dtype, tiles[1].dtype))
     else:
         kind = dtype or _with_number(tiles[0].dtype, y if isinstance(x, Tile) else x)
+    if op == "divide" and dtype is None and dtypes.dtype(kind).is_integer:
+        kind = float32  # as NumPy divides integers
     target = (out if out is not None else result(shape, kind)).partition_first()
     if len(tiles) == 1:
         number, reverse = (y, False) if isinstance(x, Tile) else (x, True)
