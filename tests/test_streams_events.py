@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.threads import on_threads
+from torch_neuronx import _C
 
 neuron = torch.neuron
 
@@ -208,6 +209,33 @@ def test_four_threads_on_four_streams():
             assert torch.equal(x.cpu(), torch.full((64, 64), seed + 50.0))
 
     on_threads(work)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_first_calls_of_one_thread_do_not_write_what_another_still_reads(adaptive):
+    """A first call runs inline, on memory that is free in the stream's order: another thread's launches may still have to read it."""
+    done = threading.Event()
+
+    def work(k):
+        if k == 0:
+            for i in range(1500):
+                x = torch.full((1, 1000 - i % 90) + (1,) * (i // 90), 7.0, device="neuron")
+                (x + x).sum(-1)
+            done.set()
+        while not done.is_set():
+            x = torch.full((1000,), float(k), device="neuron")
+            for _ in range(20):
+                y = x + 1.0
+                x = y * 1.0
+                del y
+            assert x.tolist() == [k + 20.0] * 1000
+
+    _C._set_adaptive_eager(adaptive)
+    try:
+        on_threads(work, count=3)
+    finally:
+        done.set()
+        _C._set_adaptive_eager(False)
 
 
 def test_backward_runs_on_the_stream_of_the_forward():

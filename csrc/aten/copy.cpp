@@ -129,7 +129,7 @@ void copy_across(const at::Tensor& destination, const at::Tensor& source) {
   interrupt("a copy between devices");
   auto& reader = stream_for(from);
   auto& writer = stream_for(destination);
-  writer.wait_for(reader, reader.enqueued());
+  writer.wait_for(reader, reader.added());
   auto& memory = memory_of(destination);
   void* to = device_data(destination);
   const void* source_data = device_data(from);

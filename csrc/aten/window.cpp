@@ -291,8 +291,9 @@ EagerWindow& EagerWindow::of(Stream& stream) {
 
 void EagerWindow::append(CacheEntry& entry, const CallReader& reader, c10::ArrayRef<uint64_t> words, c10::ArrayRef<Block*> fresh) {
   WindowLock lock(mutex_);
-  if (!lock.owns()) {  // a kernel that calls back into the device; the holder's own record comes first or later, as it would in eager
-    stream_.launch_now(*entry.executable, words.data(), words.size());
+  // A kernel that calls back into the device; the holder's own record comes first or later, as it would in eager.
+  if (!lock.owns() || closing_) {
+    stream_.launch_window(*entry.executable, words.data(), words.size());
     return;
   }
   if (calls_.entries.empty()) {
@@ -341,13 +342,14 @@ bool EagerWindow::ends_here(const CacheEntry& last) {
 
 void EagerWindow::close() {
   WindowLock lock(mutex_);
-  if (lock.owns()) close_locked();
+  if (lock.owns() && !closing_) close_locked();
 }
 
 void EagerWindow::close_locked() {
   if (calls_.entries.empty()) return;
   Calls calls;
   std::swap(calls, calls_);
+  closing_ = true;
   counters().closed_windows.fetch_add(1, std::memory_order_relaxed);
   bool launched = false;
   std::exception_ptr problem;
@@ -358,13 +360,14 @@ void EagerWindow::close_locked() {
   }
   if (!launched) launch_calls(std::move(calls));
   counters().launches.fetch_add(1, std::memory_order_relaxed);
-  stream_.open_window(nullptr);
+  closing_ = false;
+  stream_.forget_window();
   if (problem) std::rethrow_exception(problem);
 }
 
 void EagerWindow::launch_calls(Calls calls) {
   auto* executable = new CallsInOrder(std::move(calls));
-  stream_.launch_now(*executable, nullptr, 0);
+  stream_.launch_window(*executable, nullptr, 0);
 }
 
 /// Launches the window's Program, if it has one by now.
@@ -415,7 +418,7 @@ bool EagerWindow::launch_program(const Calls& calls) {
     if (temporaries == 0) return false;
   }
   words.push_back(temporaries);
-  stream_.launch_now(loaded, words.data(), words.size());
+  stream_.launch_window(loaded, words.data(), words.size());
   counters().windows.count(calls.entries.size(), loaded.fused_calls, loaded.unwritten_bytes);
   return true;
 }

@@ -75,6 +75,7 @@ class EagerWindow final : public Window {
 
   Stream& stream_;
   std::recursive_mutex mutex_;  // its holder may have to wait for streams, and so come back here
+  bool closing_ = false;        // then with this
   Calls calls_;
   bool ends_here(const CacheEntry& last);
 

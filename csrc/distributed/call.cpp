@@ -73,7 +73,7 @@ at::Tensor host_view(const at::Tensor& tensor) {
 StreamPoint put_back(const std::vector<at::Tensor>& staged, const std::vector<at::Tensor>& tensors, Stream& stream,
                      const std::vector<std::shared_ptr<Operation>>& operations) {
   const c10::Stream side = to_c10(&stream);
-  stream.wait_for(*current_stream(stream.device), current_stream(stream.device)->enqueued());
+  stream.wait_for(*current_stream(stream.device), current_stream(stream.device)->added());
   for (const auto& operation : operations) await(stream, operation);
   c10::StreamGuard guard(side);
   for (size_t i = 0; i < staged.size(); ++i) {
@@ -81,7 +81,7 @@ StreamPoint put_back(const std::vector<at::Tensor>& staged, const std::vector<at
     staged[i].record_stream(side);
     tensors[i].record_stream(side);
   }
-  return {&stream, stream.enqueued()};
+  return {&stream, stream.added()};
 }
 
 Dtype dtype_of(at::ScalarType type) {

@@ -62,12 +62,9 @@ class Stream {
   // ---- Adding work. Each call returns the sequence number of what it added, and may wait when the queue is full. ----
 
   /// One launch of `exe`. `words` (data addresses, then scalar payload, as the executable laid them out) are copied.
-  uint64_t launch(Executable& exe, const uint64_t* words, size_t count) {
-    close_window();
-    return launch_now(exe, words, count);
-  }
+  virtual uint64_t launch(Executable& exe, const uint64_t* words, size_t count) = 0;
   /// The same for the open window itself, which closes.
-  virtual uint64_t launch_now(Executable& exe, const uint64_t* words, size_t count) = 0;
+  virtual uint64_t launch_window(Executable& exe, const uint64_t* words, size_t count) = 0;
 
   /// A host function in stream order. It must not touch Python. It may throw: see Note [Errors].
   virtual uint64_t call(std::function<void()> fn) = 0;
@@ -84,8 +81,10 @@ class Stream {
 
   // Note [Windows]
   // While a window is open on the stream, enqueued() already counts the record that it will be, so that whoever waits for the stream to get
-  // as far as it is now waits for the window too. Everything else that is added, waits or asks closes it first.
-  void open_window(Window* window) { window_.store(window, std::memory_order_release); }
+  // as far as it is now waits for the window too. Everything else that is added, waits or asks closes it first; other threads that add
+  // meanwhile do so before or after it, never in the place that it was promised.
+  virtual void open_window(Window* window) = 0;
+  void forget_window() { window_.store(nullptr, std::memory_order_release); }
   void close_window() {
     if (Window* window = window_.load(std::memory_order_acquire)) [[unlikely]]
       window->close();
@@ -95,7 +94,16 @@ class Stream {
 
   // ---- Looking. ----
 
-  uint64_t enqueued() const { return queued() + (window_.load(std::memory_order_acquire) != nullptr); }
+  /// May count one too many while another thread closes the window; never too few.
+  uint64_t enqueued() const {
+    const bool open = window_.load(std::memory_order_acquire) != nullptr;  // first: a window's record is added before it is forgotten
+    return queued() + open;
+  }
+  /// The number of the last record, that of a window which this closes included.
+  uint64_t added() {
+    close_window();
+    return queued();
+  }
   /// Without an open window.
   uint64_t queued() const { return enqueued_.load(std::memory_order_acquire); }
   uint64_t completed() const { return completed_.load(std::memory_order_acquire); }
@@ -108,7 +116,7 @@ class Stream {
 
   /// Blocks until `sequence` has run. Does not raise pending errors.
   virtual void drain(uint64_t sequence) = 0;
-  void drain() { drain(enqueued()); }
+  void drain() { drain(added()); }
 
   /// Blocks until all work has run, then raises the pending error, if any.
   void synchronize() {

@@ -23,7 +23,9 @@ class Paper final : public Stream {
   explicit Paper(int64_t id) : Stream(0, id, 0) {}
   void enqueue() { ++enqueued_; }
   void finish() { completed_ = enqueued_.load(); }
-  uint64_t launch_now(Executable&, const uint64_t*, size_t) override { return ++enqueued_; }
+  uint64_t launch(Executable&, const uint64_t*, size_t) override { return ++enqueued_; }
+  uint64_t launch_window(Executable&, const uint64_t*, size_t) override { return ++enqueued_; }
+  void open_window(Window*) override {}
   uint64_t call(std::function<void()>) override { return ++enqueued_; }
   uint64_t mark(TimeCell) override { return ++enqueued_; }
   void wait_for(Stream&, uint64_t) override {}

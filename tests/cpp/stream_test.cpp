@@ -120,7 +120,7 @@ TEST(stream_with_the_lower_number_runs_first) {
   Stream &low = new_stream(0), &high = new_stream(-1);
   std::vector<char> order;
   {
-    ComputeSlot slot;  // nothing runs while the queues fill
+    InlineRun alone(new_stream());  // nothing runs while the queues fill
     for (int i = 0; i < 3; ++i) low.call([&] { order.push_back('l'); });
     for (int i = 0; i < 3; ++i) high.call([&] { order.push_back('h'); });
   }
@@ -141,7 +141,7 @@ TEST(event_orders_two_streams) {
   int value = 0, seen = -1;
   Event written(true);
   {
-    ComputeSlot slot;
+    InlineRun alone(new_stream());
     first.call([&] { value = 42; });
     written.record(first);
     written.block(second);

@@ -281,7 +281,7 @@ class Tracer {
     auto arguments = own_lists(call_);
     make_views(arguments);
     torch::jit::Stack stack(arguments.begin(), arguments.end());
-    ComputeSlot slot;
+    InlineRun alone(stream_);
     {
       c10::impl::ForceDispatchKeyGuard keys(c10::default_included_set, keys_above_kernels());
       ThreadScope threads(is_serial(program_));

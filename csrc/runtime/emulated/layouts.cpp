@@ -76,7 +76,7 @@ class LayoutCall {
     for (size_t i = 0; i < arity; ++i) arguments[i] = view_value(arguments[i], op_.schema().arguments()[i]);
     torch::jit::Stack results;
     {
-      ComputeSlot slot;
+      InlineRun alone(stream_);
       c10::impl::ForceDispatchKeyGuard keys(c10::default_included_set, keys_above_kernels());
       if (!results_on_host_) arena_.emplace(stream_);  // a CPU tensor must not end up with device memory
       op_.callBoxed(&arguments);

@@ -38,6 +38,9 @@ constexpr auto kPatience = std::chrono::milliseconds(2);  // a blocked thread th
 // True while this thread holds the compute slot: a kernel may need a drain itself (memory is full) and must not wait for itself.
 thread_local bool holding_slot = false;
 
+// The stream that this thread has for itself, see InlineRun.
+thread_local EmulatedStream* inline_stream = nullptr;
+
 // What the record that run_one() could not run waits for.
 thread_local std::shared_ptr<Completion> blocker;
 
@@ -262,6 +265,38 @@ void Executor::sleep(std::unique_lock<std::mutex>& lock, const std::vector<Emula
 EmulatedStream::EmulatedStream(int device, int64_t id, int priority, size_t ring_words)
     : Stream(device, id, priority), ring_(ring_words), mask_(ring_words - 1) {}
 
+/// The right to add to a stream. A thread that waits for it lets go of the GIL, which an inline run may need.
+class EmulatedStream::Producing {
+ public:
+  explicit Producing(EmulatedStream& stream) : stream_(stream), inline_(inline_stream == &stream) { lock(); }
+  ~Producing() {
+    if (locked_) unlock();
+  }
+  Producing(const Producing&) = delete;
+  Producing& operator=(const Producing&) = delete;
+
+  void lock() {
+    locked_ = true;
+    if (inline_ || stream_.producer_.try_lock()) return;
+    HostWaitScope wait;
+    stream_.producer_.lock();
+  }
+  void unlock() {
+    locked_ = false;
+    if (!inline_) stream_.producer_.unlock();
+  }
+
+ private:
+  EmulatedStream& stream_;
+  const bool inline_;
+  bool locked_ = false;
+};
+
+void EmulatedStream::open_window(Window* window) {
+  Producing lock(*this);
+  window_.store(window, std::memory_order_release);
+}
+
 /// Called with producer_ held: true when `words` fit now, with no word of a record wrapping around the end.
 bool EmulatedStream::make_room(size_t words) {
   uint64_t left_before_end = ring_.size() - (tail_ & mask_);
@@ -274,11 +309,17 @@ bool EmulatedStream::make_room(size_t words) {
   return true;
 }
 
-uint64_t EmulatedStream::push(uint64_t kind, uint64_t subject, const uint64_t* words, size_t count, bool serial) {
-  std::unique_lock lock(producer_);
-  while (queued() - completed() >= kMostPending || !make_room(kPrefix + count)) {
+uint64_t EmulatedStream::push(uint64_t kind, uint64_t subject, const uint64_t* words, size_t count, bool serial, bool of_window) {
+  Producing lock(*this);
+  for (;;) {
+    // One that another thread works at stays open for a thread that runs the streams' work: it must not wait for that thread.
+    const bool in_the_way = !of_window && window_.load(std::memory_order_acquire) != nullptr && !holding_slot;
+    if (!in_the_way && queued() - completed() < kMostPending && make_room(kPrefix + count)) break;
     lock.unlock();
-    relieve();
+    if (in_the_way)
+      close_window();
+    else
+      relieve();
     lock.lock();
   }
   uint64_t* slot = &ring_[tail_ & mask_];
@@ -319,17 +360,18 @@ void EmulatedStream::relieve() {
   }
 }
 
-uint64_t EmulatedStream::launch_now(Executable& exe, const uint64_t* words, size_t count) {
+uint64_t EmulatedStream::launch(Executable& exe, const uint64_t* words, size_t count, bool of_window) {
+  if (!of_window) close_window();
   if (Capture* capture = this->capture()) [[unlikely]] {
     capture->add({&exe, nullptr, {words, words + count}});
     return queued();
   }
   auto subject = reinterpret_cast<uint64_t>(&exe);
-  if (count <= ring_.size() / 8) return push(kLaunch, subject, words, count, exe.serial);
+  if (count <= ring_.size() / 8) return push(kLaunch, subject, words, count, exe.serial, of_window);
   auto* copy = new uint64_t[count];  // freed by run_one
   std::memcpy(copy, words, count * sizeof(uint64_t));
   auto address = reinterpret_cast<uint64_t>(copy);
-  return push(kLaunchHeap, subject, &address, 1, exe.serial);
+  return push(kLaunchHeap, subject, &address, 1, exe.serial, of_window);
 }
 
 uint64_t EmulatedStream::call(std::function<void()> fn) {
@@ -349,8 +391,7 @@ uint64_t EmulatedStream::mark(TimeCell time) {
 void EmulatedStream::wait_for(Stream& other, uint64_t sequence) {
   close_window();
   if (&other == this || other.reached(sequence)) return;
-  other.close_window();
-  sequence = std::min(sequence, other.queued());
+  sequence = std::min(sequence, other.added());
   push(kWait, reinterpret_cast<uint64_t>(&other), &sequence, 1, true);
 }
 
@@ -374,8 +415,7 @@ void EmulatedStream::drain(uint64_t sequence) {
         "pageable memory, or has a result whose shape depends on data): keep it out of the capture");
   }
   if (reached(sequence)) return;
-  close_window();
-  sequence = std::min(sequence, queued());  // it may have promised the record of a window that another thread was closing
+  sequence = std::min(sequence, added());  // enqueued() may have promised the record of a window that another thread was closing
   auto& executor = Executor::get();
   if (holding_slot) return executor.insist(*this, sequence);
   HostWaitScope wait;
@@ -483,14 +523,45 @@ Stream* make_emulated_stream(int device, int64_t id, int priority) {
   return stream;
 }
 
-ComputeSlot::ComputeSlot() : nested_(holding_slot) {
+InlineRun::InlineRun(Stream& stream) : nested_(holding_slot), stream_(static_cast<EmulatedStream&>(stream)) {
+  if (nested_) return;
   auto& executor = Executor::get();
-  if (nested_ || executor.try_acquire()) return;
-  HostWaitScope wait;
-  executor.acquire_unless([] { return false; });
+  const bool captured = stream.capture() != nullptr;
+  for (;;) {
+    if (!captured) stream.drain();
+    if (!executor.try_acquire()) {
+      HostWaitScope wait;
+      executor.acquire_unless([] { return false; });
+    }
+    if (captured || hold_stream()) return;
+    executor.release();
+    std::this_thread::yield();
+  }
 }
 
-ComputeSlot::~ComputeSlot() {
+/// With the slot: false when work that others have added meanwhile must be waited for. (A thread that is at work at the stream's window may
+/// want the slot, so it cannot be waited for here.)
+bool InlineRun::hold_stream() {
+  stream_.close_window();
+  if (!stream_.producer_.try_lock()) return false;
+  inline_stream = &stream_;
+  if (stream_.window_.load(std::memory_order_acquire) == nullptr) {
+    while (!stream_.idle() && stream_.run_one()) {
+    }
+    blocker = nullptr;
+    if (stream_.idle()) return holds_stream_ = true;
+  }
+  let_go();
+  return false;
+}
+
+void InlineRun::let_go() {
+  inline_stream = nullptr;
+  stream_.producer_.unlock();
+}
+
+InlineRun::~InlineRun() {
+  if (holds_stream_) let_go();
   if (!nested_) Executor::get().release();
 }
 

@@ -96,7 +96,7 @@ bool TrainiumStream::replace_held(Executable& exe, const uint64_t* words, size_t
   return true;
 }
 
-uint64_t TrainiumStream::launch_now(Executable& exe, const uint64_t* words, size_t count) {
+uint64_t TrainiumStream::launch_window(Executable& exe, const uint64_t* words, size_t count) {
   std::vector<uint64_t> kept(words, words + count);
   if (Capture* taken = capture()) {
     taken->add({&exe, nullptr, std::move(kept)});
@@ -130,7 +130,7 @@ uint64_t TrainiumStream::mark(TimeCell time) {
 
 void TrainiumStream::wait_for(Stream& other, uint64_t sequence) {
   close_window();
-  other.close_window();
+  sequence = std::min(sequence, other.added());
   if (&other == this || other.reached(sequence)) return;
   push([&other, sequence] { other.drain(sequence); }, false, "a wait for another stream");
 }
@@ -144,7 +144,7 @@ bool TrainiumStream::query() {
 }
 
 void TrainiumStream::drain(uint64_t sequence) {
-  close_window();
+  sequence = std::min(sequence, added());  // enqueued() may have promised the record of a window that another thread was closing
   TORCH_CHECK(capture() == nullptr, "The host cannot wait for a stream while a graph captures it.");
   if (reached(sequence)) return;
   HostWaitScope released;
@@ -263,7 +263,7 @@ void shutdown_trainium_streams() {
     std::lock_guard lock(registry_mutex);
     all = registry();
   }
-  for (auto* stream : all) stream->drain(stream->enqueued());
+  for (auto* stream : all) stream->drain(stream->added());
   shutting_down.store(true);
   for (auto* stream : all) stream->end_thread();
 }

@@ -36,7 +36,12 @@ class TrainiumStream final : public Stream {
  public:
   TrainiumStream(int device, int64_t id, int priority);
 
-  uint64_t launch_now(Executable& exe, const uint64_t* words, size_t count) override;
+  uint64_t launch(Executable& exe, const uint64_t* words, size_t count) override {
+    close_window();
+    return launch_window(exe, words, count);
+  }
+  uint64_t launch_window(Executable& exe, const uint64_t* words, size_t count) override;
+  void open_window(Window* window) override { window_.store(window, std::memory_order_release); }
   uint64_t call(std::function<void()> fn) override;
   uint64_t mark(TimeCell time) override;
   void wait_for(Stream& other, uint64_t sequence) override;
