@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.lowering.check import run_lowered
 from tests.lowering.run import run_call
 from torch_neuronx.lowering import NotLowered, Program, lower, to_hlo, to_stablehlo
 from torch_neuronx.lowering.executor import ProgramRun
@@ -165,6 +166,41 @@ def test_a_step_of_an_optimizer_is_one_module_whatever_its_numbers(name: str) ->
     for number in (0.5, 0.25, 1.5):
         op(*arguments(theirs, other, number))
     torch.testing.assert_close([x.cpu() for x in ours], theirs)
+
+
+def test_what_reads_a_tensor_on_the_host() -> None:
+    """PyTorch's C++ code asks for the memory of the indices: as one call, and inside of a function."""
+    x, at = base(6, 4), torch.tensor([1, 3])
+    for split in (
+        lambda: lower(Program.from_call(aten.tensor_split.tensor_indices_or_sections, (x, at))),
+        lambda: to_stablehlo(lambda x, at: torch.tensor_split(x, at), x, at),
+    ):
+        with pytest.raises(NotLowered, match="reads the values of a tensor on the host"):
+            split()
+
+
+def test_what_resizes_its_argument() -> None:
+    """``resize_as_`` takes the shape of another tensor, whose metadata alone counts."""
+    x = base(6, 4)
+    (result,) = run_call(aten.resize_as_.default, x, torch.rand(2, 3))
+    torch.testing.assert_close(result, base(2, 3))
+
+
+def test_what_makes_its_argument_larger() -> None:
+    """Written part by part: the new elements have a place in the storage, and an older view still shows its own."""
+
+    def written(x: torch.Tensor) -> Any:
+        y = x + 1
+        first = y.view(-1)
+        y.resize_(3, 4)
+        y[2].fill_(7)
+        y[1, :2] += 1
+        y[1, 2:] = 0
+        return y * 1, first
+
+    x = base(2, 3)
+    for ours, theirs in zip(run_lowered(written, [x]), written(x), strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_what_looks_at_a_number_is_specialised() -> None:

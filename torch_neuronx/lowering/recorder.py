@@ -68,10 +68,11 @@ def _constant(value: Any) -> Any:
 
 
 def only_metadata(func: torch._ops.OpOverload) -> bool:
-    """Views and detach make no Program."""
+    """Views, in place too (``t_``, ``resize_as_``), and detach make no Program."""
     returns = func._schema.returns
     view = bool(returns) and any(item.alias_info is not None and not item.alias_info.is_write for item in returns)
-    return view or func._schema.name in ("aten::detach", "aten::lift_fresh", "aten::_unsafe_view", "aten::set_", "aten::resize_")
+    in_place = torch.Tag.inplace_view in func.tags
+    return view or in_place or func._schema.name in ("aten::detach", "aten::lift_fresh", "aten::_unsafe_view")
 
 
 def _site() -> str:

@@ -56,6 +56,11 @@ class TracedStorage:
         self.version += 1
         self.written = True
 
+    def grow(self, numel: int) -> None:
+        """Room for ``numel`` elements, as ``resize_`` makes it; the new ones are zero here, undefined in PyTorch."""
+        if numel > self.numel:
+            self.value, self.geometry, self.numel = jnp.pad(self.flat(), (0, numel - self.numel)), views.contiguous((numel,)), numel
+
 
 class Traced(torch.Tensor):
     """See Note [Traced tensors]."""
@@ -168,6 +173,17 @@ def to_array(tensor: torch.Tensor) -> Any:
     return host.numpy()
 
 
+@contextlib.contextmanager
+def _without_data(name: str) -> Iterator[None]:
+    """C++ composites that look into a tensor (``tensor_split`` by a tensor) fail with c10's words about memory; NotLowered says why."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "its data is not allocated yet" not in str(error):
+            raise
+        raise NotLowered(name, "its code reads the values of a tensor on the host, so the program ends here") from error
+
+
 class Tracer(TorchDispatchMode):
     """Lowers every call made inside it, see Note [How a call is lowered]. Open it within a JAX trace."""
 
@@ -194,7 +210,7 @@ class Tracer(TorchDispatchMode):
         """``every_call``: PyTorch calls made inside come here by themselves; else only :meth:`call` lowers."""
         before, Tracer.current = Tracer.current, self
         try:
-            with self if every_call else contextlib.nullcontext():
+            with self if every_call else contextlib.nullcontext(), _without_data("a composite operator"):
                 yield self
         finally:
             Tracer.current = before
@@ -274,7 +290,7 @@ class Tracer(TorchDispatchMode):
             raise NotLowered(func.name(), "PyTorch's decomposition leads back to it, and no row of the lowering table covers it")
         self.decomposing.add(func)
         try:
-            with self:
+            with self, _without_data(func.name()):
                 result = decomposition(*args, **kwargs)
         finally:
             self.decomposing.discard(func)
@@ -286,12 +302,14 @@ class Tracer(TorchDispatchMode):
         made.version = -1
         return made
 
-    @staticmethod
-    def _changed_view(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
+    def _changed_view(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
         """``squeeze_`` and its like: the argument itself shows its storage in another way."""
         x: Traced = args[0]
         x.meta = x.meta.view_as(x.meta)  # other Traced tensors may share the meta tensor
-        func(x.meta, *args[1:], **kwargs)
+        rest, meta_kwargs = tree_map(self._meta, (args[1:], kwargs))
+        func(x.meta, *rest, **meta_kwargs)
+        if self.symbols is None:
+            x.base.grow(x.meta.untyped_storage().nbytes() // x.base.value.dtype.itemsize)
         with torch.utils._mode_utils.no_dispatch():
             func(*args, **kwargs)
         x.version = -1
