@@ -4,14 +4,13 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from tests.opinfo.check import OPS, describe, is_random, tolerances
+from tests.opinfo.check import OPS, Result, is_random, tolerances
 from tests.opinfo.expectations import VALUES_ARE_UNDEFINED
 from tests.opinfo.forms import SEED, Call
 from torch_neuronx.lowering import NotLowered
@@ -23,24 +22,6 @@ from torch_neuronx.lowering.hlo import to_hlo
 # Which of equal elements an index names is not defined, and PyTorch's vectorised kernels name another than its scalar ones.
 TIES = frozenset("argsort kthvalue median mode nanmedian sort topk".split())
 SAMPLES = 3  # of each variant, spread over those that PyTorch has
-
-
-@dataclass
-class Result:
-    """What became of a variant. ``excluded``: the CPU has no such dtype, or fails all samples itself, so it counts nowhere."""
-
-    op: str
-    dtype: str
-    status: str = "pass"  # pass | fail | not lowered | excluded | crash | timeout
-    samples: int = 0
-    failed: int = 0
-    excluded: int = 0
-    gradients: int = 0
-    seconds: float = 0
-    failures: list[str] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def some(samples: list[SampleInput], count: int) -> list[SampleInput]:
@@ -184,10 +165,7 @@ def check_variant(name: str, dtype_name: str) -> Result:
             result.failures = [str(error)]
             break
         except Exception as error:
-            result.failed += 1
-            message = describe(error)
-            if message not in result.failures and len(result.failures) < 4:
-                result.failures.append(message)
+            result.fail(error)
     result.status = status if result.failed else "excluded" if result.excluded == result.samples else "pass"
     result.seconds = time.monotonic() - start
     return result

@@ -27,13 +27,20 @@ class Result:
 
     op: str
     dtype: str
-    status: str = "pass"  # pass | fail | excluded | crash | timeout
+    status: str = "pass"  # pass | fail | not lowered | excluded | crash | timeout
     samples: int = 0
     failed: int = 0
     excluded: int = 0
     gradients: int = 0
     seconds: float = 0
     failures: list[str] = field(default_factory=list)
+
+    def fail(self, error: BaseException) -> None:
+        """Counts a sample that failed; keeps what is said, of the first four that say something else."""
+        self.failed += 1
+        message = describe(error)
+        if message not in self.failures and len(self.failures) < 4:
+            self.failures.append(message)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -202,10 +209,7 @@ def check_variant(name: str, dtype_name: str) -> Result:
         except CpuFailed:
             result.excluded += 1
         except Exception as error:
-            result.failed += 1
-            message = describe(error)
-            if message not in result.failures and len(result.failures) < 4:
-                result.failures.append(message)
+            result.fail(error)
     mismatches = meta_mismatches() - mismatches
     if mismatches:
         result.failures.append(f"{mismatches} metadata mismatches")
