@@ -43,6 +43,14 @@ def test_a_script(run_python: Any, tmp_path: Any) -> None:
     assert json.loads(out.read_text())["neffs"] == 3 and page.read_text().startswith("<!doctype html>")  # ones, mm, relu
 
 
+@pytest.mark.parametrize("command", [("torch_neuronx.readiness",), ("torch_neuronx.compiler", "precompile")])
+def test_no_such_script(run_python: Any, command: tuple[str, ...]) -> None:
+    code = f"import sys; from {command[0]}{'.__main__' if command[1:] else ''} import main; sys.exit(main(sys.argv[1:]))"
+    done = run_python(code, *command[1:], "nosuch.py")
+    assert done.returncode == 2 and 'error: there is no script "nosuch.py"' in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_strict(run_python: Any) -> None:
     code = """
 import torch
@@ -57,6 +65,9 @@ except RuntimeError as error:
     assert done.stdout.startswith("18.0\nTORCH_NEURONX_STRICT=trn2: aten::nonzero would not run on the chip"), done.stdout + done.stderr
     done = run_python("import torch; torch.ones(1, device='neuron')", TORCH_NEURONX_STRICT="trn9")
     assert done.returncode and "accepted values are trn1, trn2, trn3" in done.stderr
+    assert "failed to load" not in done.stderr and "direct cause" not in done.stderr
+    done = run_python("import torch; print(torch.ones(1) + torch.neuron.device_count())", TORCH_NEURONX_STRICT="trn9")
+    assert done.stdout.startswith("tensor(["), done.stderr  # without the device, nothing is said
 
 
 def test_bad_target() -> None:

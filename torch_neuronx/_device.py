@@ -28,6 +28,7 @@ def is_initialized() -> bool:
 
 def init() -> None:
     """Opens the device now. Raises RuntimeError with the cause and the remedy when that is impossible; does nothing when it is open."""
+    _refuse_bad_modes()
     _C._init()
     _report_settings()
 
@@ -35,6 +36,17 @@ def init() -> None:
 def _lazy_init() -> None:
     """Called by PyTorch before it makes anything on the device."""
     init()
+
+
+def _refuse_bad_modes() -> None:
+    """The settings that Python reads when it loads, where nothing may raise (see _register.py); C++ refuses its own."""
+    for name in ("TORCH_NEURONX_STRICT", "TORCH_NEURONX_EXECUTOR"):
+        if os.environ.get(name):
+            from torch_neuronx import config
+
+            sentence = config.refusal(name, os.environ)
+            if sentence:
+                raise RuntimeError(sentence)
 
 
 @cache

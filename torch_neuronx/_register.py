@@ -55,20 +55,18 @@ def _be_strict() -> None:
     if target:
         from torch_neuronx import readiness
 
-        readiness.enforce(target)
+        if target in readiness.TARGETS:  # the device's first use refuses others
+            readiness.enforce(target)
 
 
 def _choose_executor() -> None:
     """TORCH_NEURONX_EXECUTOR=xla: eager calls run by their lowering instead of the emulated device's kernels."""
     import os
 
-    chosen = os.environ.get("TORCH_NEURONX_EXECUTOR")
-    if chosen == "xla":
+    if os.environ.get("TORCH_NEURONX_EXECUTOR") == "xla":  # the device's first use refuses others
         from torch_neuronx.lowering import executor
 
         executor.install()
-    elif chosen:
-        raise ValueError(f'TORCH_NEURONX_EXECUTOR="{chosen}" is not understood: the accepted value is xla')
 
 
 def _require_extension(package: ModuleType) -> None:

@@ -1,6 +1,6 @@
 """The environment variables that TorchNeuron reads, in one table. Imports nothing of PyTorch.
 
-The C++ side (csrc/runtime/settings.cpp) reads them, once per process, and refuses bad values at the first use of the device; this table
+The C++ side (csrc/runtime/settings.cpp) reads most, once per process, and refuses bad values at the first use of the device; this table
 is their documentation and what ``python -m torch_neuronx.diagnose`` checks.
 """
 
@@ -140,13 +140,18 @@ class Finding:
     text: str
 
 
+def refusal(name: str, environment: Mapping[str, str]) -> str | None:
+    """What is wrong with the value of ``name``, one of VARIABLES; None when it is unset or accepted."""
+    (variable,) = (item for item in VARIABLES if item.name == name)
+    value = environment.get(name, "")
+    if not value or variable.accepts(value):
+        return None
+    return f'{name}="{value}" is not understood: accepted values are {variable.accepted}.'
+
+
 def check_environment(environment: Mapping[str, str]) -> list[Finding]:
     """What is wrong with the variables in ``environment``: refused values, and TORCH_NEURONX_* names that nothing reads."""
-    findings = []
-    for variable in VARIABLES:
-        value = environment.get(variable.name, "")
-        if value and not variable.accepts(value):
-            findings.append(Finding(True, f'{variable.name}="{value}" is not understood: accepted values are {variable.accepted}.'))
+    findings = [Finding(True, text) for variable in VARIABLES if (text := refusal(variable.name, environment))]
     ignored = [f"{name} is accepted for compatibility and has no effect." for name in sorted(environment) if name in IGNORED]
     return findings + [Finding(False, text) for text in (*ignored, *unknown_names(environment))]
 

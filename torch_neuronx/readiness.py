@@ -257,7 +257,7 @@ def main(arguments: list[str] | None = None) -> int:
     import argparse
     import sys
 
-    from torch_neuronx.command_line import split_arguments
+    from torch_neuronx.command_line import require_script, split_arguments
 
     parser = argparse.ArgumentParser(prog="python -m torch_neuronx.readiness", description="Would this script run on a Trainium chip?")
     parser.add_argument("--target", choices=TARGETS, default="trn2")
@@ -267,6 +267,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.epilog = "What follows -- is the script's."
     ours, theirs = split_arguments(sys.argv[1:] if arguments is None else arguments)
     options = parser.parse_args(ours)
+    require_script(parser, options.script)
     report = judge_script(options.script, theirs, options.target)
     for path, text in ((options.json, report.json), (options.html, report.html)):
         if path:

@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 
-from torch_neuronx.command_line import split_arguments
+from torch_neuronx.command_line import require_script, split_arguments
 from torch_neuronx.compiler.cache import Cache, Entry
 from torch_neuronx.compiler.errors import CompilerError
 from torch_neuronx.compiler.options import TARGETS, _bytes, cache_from_environment
@@ -60,6 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
     ours, theirs = split_arguments(given)
     options = parser.parse_args(ours)
     options.arguments = theirs
+    if options.command == "precompile":
+        require_script(precompile, options.script)
     try:
         return _cache(options) if options.command == "cache" else _precompile(options)
     except CompilerError as error:

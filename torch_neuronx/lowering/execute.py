@@ -1,4 +1,4 @@
-"""Runs HLO modules on XLA:CPU: how the lowering is checked, and how the emulated target runs Programs under TORCH_NEURONX_EXECUTOR=xla."""
+"""Runs HLO modules on XLA:CPU: how the lowering is checked, and what TORCH_NEURONX_EXECUTOR=xla runs."""
 
 from __future__ import annotations
 

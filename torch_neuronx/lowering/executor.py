@@ -2,6 +2,9 @@
 
 ``TORCH_NEURONX_EXECUTOR=xla`` makes eager calls of the emulated device run this way (:class:`Executor`): the numbers of a script are then
 those of the module that a chip would be given. Slow: every new kind of call is compiled, and its tensors are copied in and out.
+
+For finding wrong lowerings, and no target: a dispatch mode in Python takes the calls before they reach the front end, so neither streams,
+nor its cache, nor the profiler sees them.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from torch_neuronx import _device
+from torch_neuronx._utils import _get_device_index
 from torch_neuronx.lowering.emit import Lowered, Output, lower
 from torch_neuronx.lowering.execute import CompiledModule
 from torch_neuronx.lowering.program import Program
@@ -148,6 +153,7 @@ class Executor(TorchDispatchMode):
             key = (kind, tuple(program.payloads))
             known = self.runs.get(key)
         if known is None:
+            _require_the_emulated_device()
             try:
                 known = ProgramRun(program)
             except NotLowered as error:
@@ -168,7 +174,7 @@ class Executor(TorchDispatchMode):
     @staticmethod
     def _launch(run: ProgramRun, program: Program, func: Any, args: Any, kwargs: Any, device: Any) -> Any:
         tensors = in_order([leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)])
-        with _Generator(kwargs.get("generator"), run.lowered) as rng:
+        with _Generator(kwargs.get("generator"), device, run.lowered) as rng:
             results = run(*tensors, rng=rng, payloads=program.payloads, device=device)
         given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
         written = iter(given[name] for name in written_arguments(func))
@@ -185,10 +191,10 @@ class Executor(TorchDispatchMode):
 
 
 class _Generator:
-    """Seed and offset of the device's generator for one launch, which moves on by what the launch draws."""
+    """Seed and offset of a device's generator for one launch, which moves on by what the launch draws."""
 
-    def __init__(self, generator: torch.Generator | None, lowered: Lowered) -> None:
-        self.generator, self.lowered = generator, lowered
+    def __init__(self, generator: torch.Generator | None, device: Any, lowered: Lowered) -> None:
+        self.generator, self.device, self.lowered = generator, device, lowered
 
     def __enter__(self) -> tuple[int, int]:
         if not self.lowered.draws:
@@ -196,7 +202,7 @@ class _Generator:
         if self.generator is None:
             from torch_neuronx.random import default_generators
 
-            self.generator = default_generators()[torch.neuron.current_device()]  # type: ignore[attr-defined]
+            self.generator = default_generators()[_get_device_index(self.device, optional=True)]
         self.state = self.generator.get_state()
         seed, offset = self.state[:16].view(torch.int64).tolist()
         return seed, offset
@@ -222,6 +228,11 @@ def _on_the_device(func: Any, tensors: list[torch.Tensor], kwargs: dict[str, Any
     return on_device and all(tensor.device.type == "neuron" or (tensor.dim() == 0 and not copies) for tensor in tensors)
 
 
+def _require_the_emulated_device() -> None:
+    if not _device.get_device_properties(0).is_emulated:
+        raise RuntimeError("TORCH_NEURONX_EXECUTOR=xla runs on the host in place of the emulated device, and this is a chip. Unset it.")
+
+
 def install() -> None:
-    """TORCH_NEURONX_EXECUTOR=xla, from the device's first use on."""
+    """TORCH_NEURONX_EXECUTOR=xla, on the thread that imports PyTorch."""
     Executor().__enter__()
