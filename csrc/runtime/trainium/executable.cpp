@@ -142,7 +142,7 @@ void TrainiumExecutable::run(const uint64_t* words) {
   if (is_terminal(status)) lost_core().store(status);
   if (status != NRT_SUCCESS) raise_status(status, c10::str("running ", name(), " on neuron:", device_));
   if (stream) {
-    stream->add({std::move(request), [launch] {}, name()});
+    stream->add({std::move(request), std::move(launch), name()});
   } else if (const NRT_STATUS end = request->wait(); end != NRT_SUCCESS) {
     raise_status(end, c10::str("running ", name(), " on neuron:", device_));
   }
@@ -179,13 +179,11 @@ class ExecutableOfValues final : public Executable {
       if (slot.host_scalar) values.insert(values.end(), words + slot.word, words + slot.word + 2);
     for (const auto& payload : call.payloads) values.insert(values.end(), words + payload.word, words + payload.word + 2);
     std::lock_guard lock(mutex_);
-    auto& found = by_values_[values];
-    if (!found) {
-      TORCH_CHECK(by_values_.size() <= kMost, name(), " would need a program for each value of its numbers, and has met more than ", kMost,
-                  ". Pass what changes as a tensor of the device, or run the call on the CPU.");
-      found = std::make_unique<TrainiumExecutable>(compiler().lower(*program_, opened_target().device_info(device_), words), device_);
-    }
-    return *found;
+    if (auto known = by_values_.find(values); known != by_values_.end()) return *known->second;
+    TORCH_CHECK(by_values_.size() < kMost, name(), " would need a program for each value of its numbers, and has met more than ", kMost,
+                ". Pass what changes as a tensor of the device, or run the call on the CPU.");
+    auto made = std::make_unique<TrainiumExecutable>(compiler().lower(*program_, opened_target().device_info(device_), words), device_);
+    return *by_values_.emplace(std::move(values), std::move(made)).first->second;
   }
 
   const std::shared_ptr<const Program> program_;

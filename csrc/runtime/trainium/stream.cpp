@@ -199,7 +199,6 @@ void TrainiumStream::run(Record& record) {
     }
   }
   current_ = record.sequence;
-  const size_t before = under_way_.size();
   try {
     if (const auto lost = static_cast<NRT_STATUS>(lost_core().load()); lost != NRT_SUCCESS && record.pipelined) {
       raise_status(lost, "running " + record.name + " on a core that was lost earlier");
@@ -208,8 +207,8 @@ void TrainiumStream::run(Record& record) {
   } catch (...) {
     fail(std::current_exception());
   }
-  // A launch that scheduled nothing (or failed) has ended; but sequences complete in order.
-  if (under_way_.size() == before || (!under_way_.empty() && under_way_.back().first != record.sequence)) {
+  // A record that scheduled nothing (or failed) has ended; but sequences complete in order.
+  if (under_way_.empty() || under_way_.back().first != record.sequence) {
     while (finish_oldest()) {
     }
     complete(record.sequence);
@@ -227,7 +226,7 @@ bool TrainiumStream::finish_oldest() {
   under_way_.pop_front();
   const NRT_STATUS status = execution.request->wait();
   execution.request.reset();
-  if (execution.finish) execution.finish();
+  execution.kept.reset();
   if (is_terminal(status)) lost_core().store(status);
   if (status != NRT_SUCCESS) {
     try {

@@ -25,10 +25,10 @@
 
 namespace neuron::trainium {
 
-/// An execution under way, with what has to live until it has ended.
+/// An execution under way.
 struct InFlight {
   std::unique_ptr<Request> request;
-  std::function<void()> finish;  ///< frees what it used; runs in any case, after its end
+  std::shared_ptr<void> kept;  ///< what has to live until it has ended
   std::string name;
 };
 
