@@ -93,6 +93,13 @@ def test_strides_of_dimensions_of_size_one_are_kept() -> None:
         assert base.to(DEVICE).as_strided((1, 1, 6), strides).clone().stride() == x.clone().stride()
 
 
+def test_strides_of_empty_vectors_are_kept() -> None:
+    x = torch.arange(6.0).as_strided((0,), (2,))
+    ours = torch.arange(6.0).to(DEVICE).as_strided((0,), (2,))
+    for _ in range(2):
+        assert ours.clone().stride() == x.clone().stride() == (2,)
+
+
 def test_a_list_that_a_kernel_writes_into() -> None:
     """_unsafe_masked_index puts clamped indices into the list that it gets; the next call must not see them."""
     x, mask = torch.arange(5.0, device=DEVICE), torch.ones(2, dtype=torch.bool, device=DEVICE)

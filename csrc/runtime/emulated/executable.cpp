@@ -72,18 +72,7 @@ c10::Storage cpu_storage(void* data, size_t bytes) {
                                                c10::DataPtr(data, c10::Device(c10::DeviceType::CPU)), c10::GetCPUAllocator(), true);
 }
 
-at::Tensor cpu_view(c10::Storage storage, const TensorMeta& meta) {
-  auto keys = meta.zero ? kCpu.add(c10::DispatchKey::ZeroTensor) : kCpu;
-  auto tensor = at::detail::make_tensor_base<c10::TensorImpl>(std::move(storage), keys, c10::scalarTypeToTypeMeta(meta.dtype));
-  auto* impl = tensor.unsafeGetTensorImpl();
-  impl->set_sizes_and_strides(meta.sizes, meta.strides, meta.offset);
-  if (meta.wrapped_number) impl->set_wrapped_number(true);
-  at::Tensor view(std::move(tensor));
-  if (meta.conj) view._set_conj(true);
-  if (meta.neg) view._set_neg(true);
-  if (meta.needs_grad) impl->set_requires_grad(true);
-  return view;
-}
+at::Tensor cpu_view(c10::Storage storage, const TensorMeta& meta) { return make_stand_in(c10::DispatchKey::CPU, std::move(storage), meta); }
 
 c10::Storage cpu_view(const c10::Storage& device) {
   void* data = device.mutable_data();
@@ -331,9 +320,6 @@ void Tracer::make_views(std::vector<c10::IValue>& arguments) {
     }
     data_before_.push_back(views_.back().storage().data());
     put(arguments, slot.place, views_.back());
-  }
-  for (const auto& payload : call_.payloads) {
-    if (payload.place.element < 0) arguments[payload.place.arg] = call_.arguments[payload.place.arg];
   }
 }
 

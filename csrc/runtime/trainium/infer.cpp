@@ -6,25 +6,13 @@
 
 #include <algorithm>
 
+#include "csrc/aten/device_tensor.h"
 #include "csrc/program/program_target.h"
 
 namespace neuron::trainium {
 namespace {
 
-constexpr c10::DispatchKeySet kMeta(c10::DispatchKey::Meta), kCpu(c10::DispatchKey::CPU);
-
-at::Tensor make_tensor(c10::Storage storage, const TensorMeta& meta, c10::DeviceType where) {
-  const auto keys = where == c10::kMeta ? kMeta : kCpu;
-  auto tensor = at::detail::make_tensor_base<c10::TensorImpl>(std::move(storage), keys, c10::scalarTypeToTypeMeta(meta.dtype));
-  auto* impl = tensor.unsafeGetTensorImpl();
-  impl->set_sizes_and_strides(meta.sizes, meta.strides, meta.offset);
-  if (meta.wrapped_number) impl->set_wrapped_number(true);
-  at::Tensor made(std::move(tensor));
-  if (meta.conj) made._set_conj(true);
-  if (meta.neg) made._set_neg(true);
-  if (meta.needs_grad) impl->set_requires_grad(true);
-  return made;
-}
+using c10::DispatchKey;
 
 c10::Storage meta_storage(size_t bytes) {
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, c10::DataPtr(nullptr, c10::Device(c10::kMeta)),
@@ -55,17 +43,17 @@ class Inference {
   Inference(Program& program, c10::ArrayRef<at::Tensor> tensors) : program_(program), call_(program.calls[0]), tensors_(tensors) {}
 
   bool run(std::string* why) {
-    if (!call_.op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) {
+    if (!call_.op.hasComputedKernelForDispatchKey(DispatchKey::Meta)) {
       if (returns_arguments()) return true;
       *why = "it has no meta kernel, so its results' shapes are not known before it runs";
       return false;
     }
     auto arguments = own_lists(call_);
-    make_tensors(arguments, c10::kMeta);
+    make_tensors(arguments, DispatchKey::Meta);
     torch::jit::Stack stack(arguments.begin(), arguments.end());
     c10::impl::ForceDispatchKeyGuard keys(c10::default_included_set, keys_above_kernels());
     try {
-      call_.op.redispatchBoxed(kMeta, &stack);
+      call_.op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::Meta), &stack);
     } catch (const c10::NotImplementedError& error) {
       if (returns_arguments()) return true;
       *why = error.what_without_backtrace();
@@ -108,13 +96,13 @@ class Inference {
   void refuse_as_cpu() {
     metas_.clear();
     auto arguments = own_lists(call_);
-    make_tensors(arguments, c10::kCPU);
+    make_tensors(arguments, DispatchKey::CPU);
     torch::jit::Stack stack(arguments.begin(), arguments.end());
-    call_.op.redispatchBoxed(kCpu, &stack);
+    call_.op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::CPU), &stack);
   }
 
   /// Tensors like those of the call in their places: without memory, or zeros.
-  void make_tensors(std::vector<c10::IValue>& arguments, c10::DeviceType where) {
+  void make_tensors(std::vector<c10::IValue>& arguments, DispatchKey key) {
     std::vector<c10::Storage> storages(call_.tensors.size());
     for (size_t i = 0; i < call_.tensors.size(); ++i) {
       const auto& slot = call_.tensors[i];
@@ -124,15 +112,10 @@ class Inference {
         metas_.push_back(metas_[static_cast<size_t>(slot.same_as)]);
       } else {
         const auto leader = static_cast<size_t>(slot.leader);
-        if (leader == i) storages[i] = where == c10::kMeta ? meta_storage(tensors_[i].storage().nbytes()) : zeros(tensors_[i]);
-        metas_.push_back(make_tensor(storages[leader], TensorMeta::of(tensors_[i], tensors_[i].storage_offset()), where));
-        if (slot.meta.wrapped_number) metas_.back().unsafeGetTensorImpl()->set_wrapped_number(true);
+        if (leader == i) storages[i] = key == DispatchKey::Meta ? meta_storage(tensors_[i].storage().nbytes()) : zeros(tensors_[i]);
+        metas_.push_back(make_stand_in(key, storages[leader], TensorMeta::of(tensors_[i], tensors_[i].storage_offset())));
       }
       put(arguments, slot.place, metas_.back());
-    }
-    for (const auto& payload : call_.payloads) {
-      if (payload.place.element < 0)
-        arguments[static_cast<size_t>(payload.place.arg)] = call_.arguments[static_cast<size_t>(payload.place.arg)];
     }
   }
 
