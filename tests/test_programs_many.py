@@ -144,6 +144,25 @@ def test_steady_state_allocates_results_and_one_block() -> None:
     assert same(result[0], fn(x)[0])
 
 
+def test_a_first_run_allocates_what_eager_does() -> None:
+    def fn(x: torch.Tensor) -> Tensors:
+        return [x @ x @ x @ x]
+
+    def allocations(call: Callable[[], Any]) -> int:
+        torch.neuron.synchronize()
+        before = torch.neuron.memory_stats()["allocation.all.allocated"]
+        call()
+        torch.neuron.synchronize()
+        return int(torch.neuron.memory_stats()["allocation.all.allocated"]) - int(before)
+
+    x = torch.randn(64, 64, device=DEVICE)
+    fn(x)
+    graph = compiled(fn)
+    first = allocations(lambda: graph([x]))
+    assert graph.stats()["temporary_bytes"] > 0
+    assert first == allocations(lambda: fn(x)) == 3
+
+
 def test_new_shapes_are_recorded_and_named() -> None:
     graph = compiled(chain)
     for n in (2, 3, 4):

@@ -384,8 +384,7 @@ CompiledGraph::Run::Run(CompiledGraph& graph, std::unique_ptr<Key> key, const Va
     : graph_(graph), key_(std::move(key)), inputs_(inputs) {
   if (!key_) return;
   recorder_ = std::make_unique<Recorder>(graph.name_, inputs_, *stream);
-  program_target().hold_launches(*stream);
-  holds_ = stream;
+  if (program_target().hold_launches(*stream)) holds_ = stream;
 }
 
 namespace {
@@ -400,7 +399,6 @@ class Nothing final : public Executable {
 }  // namespace
 
 CompiledGraph::Run::~Run() {
-  if (!holds_) return;
   try {
     release(nullptr, {});
   } catch (const std::exception& error) {
@@ -409,11 +407,13 @@ CompiledGraph::Run::~Run() {
 }
 
 void CompiledGraph::Run::release(Executable* instead, c10::ArrayRef<uint64_t> words) {
+  if (!holds_) return;
   program_target().release_launches(*std::exchange(holds_, nullptr), instead, words);
 }
 
-/// Makes the recorded launches, as one where the target has held them back.
+/// Makes the launches that the target has held back, as one.
 void CompiledGraph::Run::launch(const Entry& entry, const Values& outputs) {
+  if (!holds_) return;
   const Sequence& sequence = *entry.sequence;
   Words words;
   read_words(entry, inputs_, words);

@@ -60,14 +60,16 @@ class ProgramTarget {
   virtual void run_any_layout(const c10::OperatorHandle& op, torch::jit::Stack* stack, Stream& stream) = 0;
 
   /// A graph's first run begins on `stream`: a target that infers may hold its launches back and compile nothing for them, since the
-  /// graph's own launch will most likely stand for all of them.
-  virtual void hold_launches(Stream& stream) { (void)stream; }
-
-  /// Ends that. Launches `instead` in the place of what was held back and gives true; or launches what was held back call by call (when
-  /// something had to wait for a part of it, or `instead` is null) and gives false.
-  virtual bool release_launches(Stream& stream, Executable* instead, c10::ArrayRef<uint64_t> words) {
-    (void)stream, (void)instead, (void)words;
+  /// graph's own launch will most likely stand for all of them. Gives whether it does; then release_launches() must follow.
+  virtual bool hold_launches(Stream& stream) {
+    (void)stream;
     return false;
+  }
+
+  /// Ends that. Launches `instead` in the place of what was held back; or, when `instead` is null or something had to wait for a part of
+  /// it, launches what was held back call by call.
+  virtual void release_launches(Stream& stream, Executable* instead, c10::ArrayRef<uint64_t> words) {
+    (void)stream, (void)instead, (void)words;
   }
 
   /// Results that differed from their cached metadata, counted under TORCH_NEURONX_CHECK_META=1.

@@ -217,15 +217,18 @@ class TrainiumPrograms final : public ProgramTarget {
     return std::make_unique<TrainiumSequence>(std::move(sequence), std::move(lowered), device);
   }
 
-  void hold_launches(Stream& stream) override {
-    holds_launches = true;
+  bool hold_launches(Stream& stream) override {
     static_cast<TrainiumStream&>(stream).hold();
+    return holds_launches = true;
   }
 
-  bool release_launches(Stream& stream, Executable* instead, c10::ArrayRef<uint64_t> words) override {
+  void release_launches(Stream& stream, Executable* instead, c10::ArrayRef<uint64_t> words) override {
     holds_launches = false;
     auto& held = static_cast<TrainiumStream&>(stream);
-    return instead != nullptr ? held.replace_held(*instead, words.data(), words.size()) : (held.release_held(), false);
+    if (instead != nullptr)
+      held.replace_held(*instead, words.data(), words.size());
+    else
+      held.release_held();
   }
 
   bool trace(Program&, c10::ArrayRef<at::Tensor>, Stream&, torch::jit::Stack&) override {

@@ -53,9 +53,14 @@ uint64_t TrainiumStream::push(std::function<void()> work, bool pipelined, std::s
     return sequence;
   }
   records_.push_back({sequence, std::move(work), pipelined, std::move(name)});
+  wake_locked();
+  return sequence;
+}
+
+/// For records that were added: the thread starts with the first one.
+void TrainiumStream::wake_locked() {
   if (!thread_.joinable()) thread_ = std::thread([this] { work_off(); });
   changed_.notify_all();
-  return sequence;
 }
 
 void TrainiumStream::hold() {
@@ -69,8 +74,7 @@ void TrainiumStream::release_locked() {
   if (held_.empty()) return;
   for (auto& record : held_) records_.push_back(std::move(record));
   held_.clear();
-  if (!thread_.joinable()) thread_ = std::thread([this] { work_off(); });
-  changed_.notify_all();
+  wake_locked();
 }
 
 void TrainiumStream::release_held() {
@@ -78,9 +82,9 @@ void TrainiumStream::release_held() {
   release_locked();
 }
 
-bool TrainiumStream::replace_held(Executable& exe, const uint64_t* words, size_t count) {
+void TrainiumStream::replace_held(Executable& exe, const uint64_t* words, size_t count) {
   std::lock_guard lock(mutex_);
-  if (!holding_) return false;
+  if (!holding_) return;
   holding_ = false;
   uint64_t sequence = 0;
   if (held_.empty()) {
@@ -91,9 +95,7 @@ bool TrainiumStream::replace_held(Executable& exe, const uint64_t* words, size_t
     held_.clear();
   }
   records_.push_back({sequence, [&exe, kept = std::vector<uint64_t>(words, words + count)] { exe.run(kept.data()); }, true, exe.name()});
-  if (!thread_.joinable()) thread_ = std::thread([this] { work_off(); });
-  changed_.notify_all();
-  return true;
+  wake_locked();
 }
 
 uint64_t TrainiumStream::launch_window(Executable& exe, const uint64_t* words, size_t count) {

@@ -61,8 +61,8 @@ class TrainiumStream final : public Stream {
   // added (by another thread too), or waits for the stream, queues them first, and launches are no longer held from then on.
   void hold();
   void release_held();
-  /// One launch in the place of those that are held; gives false, and launches nothing, when they are no longer held.
-  bool replace_held(Executable& exe, const uint64_t* words, size_t count);
+  /// One launch in the place of those that are held; none when they are no longer held.
+  void replace_held(Executable& exe, const uint64_t* words, size_t count);
 
   /// At exit, with the stream drained.
   void end_thread();
@@ -79,6 +79,7 @@ class TrainiumStream final : public Stream {
 
   uint64_t push(std::function<void()> work, bool pipelined, std::string name);
   void release_locked();
+  void wake_locked();
   void work_off();
   void run(Record& record);
   void complete(uint64_t sequence);
