@@ -73,10 +73,8 @@ TrainiumTarget::TrainiumTarget() {
     core.info.physical_cores = lnc;
     core.info.memory_bytes = generation.bank_bytes;
     core.info.emulated = false;
-    nrt_vnc_memory_stats_t stats{};
-    size_t written = 0;
-    if (n.nrt_get_vnc_memory_stats && n.nrt_get_vnc_memory_stats(i, &stats, sizeof stats, &written) == NRT_SUCCESS && stats.bytes_limit)
-      core.info.memory_bytes = static_cast<int64_t>(stats.bytes_limit);
+    if (const auto stats = memory_stats(vnc); stats && stats->bytes_limit)
+      core.info.memory_bytes = static_cast<int64_t>(stats->bytes_limit);
     core.queues = open_async_core(vnc);
     core.memory = std::make_unique<TrainiumMemory>(vnc, core.info.memory_bytes, *core.queues);
     cores_.push_back(std::move(core));

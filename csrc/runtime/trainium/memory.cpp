@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "csrc/runtime/target.h"
@@ -33,21 +34,22 @@ void transfer(const char* attempted, Schedule&& schedule) {
 
 void* TrainiumMemory::allocate(size_t bytes) {
   bytes = whole_pages(bytes);
-  int64_t free = 0, total = 0;
-  info(&free, &total);
+  auto out_of = [&](const char* what, const char* detail) {
+    int64_t free = 0, total = 0;
+    info(&free, &total);
+    return OutOfMemory{what, static_cast<int64_t>(bytes), free, total, detail};
+  };
   nrt_tensor_t* tensor = nullptr;
   const NRT_STATUS status = nrt().nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, vnc_, bytes, nullptr, &tensor);
   if (status == NRT_RESOURCE) {
-    throw OutOfMemory{"device", static_cast<int64_t>(bytes), free, total,
-                      "NRT_RESOURCE(4) from the Neuron runtime; programs loaded on the core and their scratchpad need HBM too"};
+    throw out_of("device", "NRT_RESOURCE(4) from the Neuron runtime; programs loaded on the core and their scratchpad need HBM too");
   }
   check(status, "allocating device memory");
   void* address = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (address == MAP_FAILED) {
     nrt().nrt_tensor_free(&tensor);
-    throw OutOfMemory{
-        "host", static_cast<int64_t>(bytes), free, total,
-        "the system refused address space (not memory) for the segment: raise the limit on virtual memory, ulimit -v unlimited"};
+    throw out_of("host",
+                 "the system refused address space (not memory) for the segment: raise the limit on virtual memory, ulimit -v unlimited");
   }
   std::lock_guard lock(mutex_);
   segments_.emplace(static_cast<char*>(address), Segment{bytes, tensor});
@@ -71,12 +73,8 @@ void TrainiumMemory::release(void* segment, size_t) noexcept {
 
 void TrainiumMemory::info(int64_t* free, int64_t* total) {
   *total = total_;
-  nrt_vnc_memory_stats_t stats{};
-  size_t written = 0;
-  if (nrt().nrt_get_vnc_memory_stats &&
-      nrt().nrt_get_vnc_memory_stats(static_cast<uint32_t>(vnc_), &stats, sizeof stats, &written) == NRT_SUCCESS &&
-      written >= sizeof stats) {
-    *free = static_cast<int64_t>(stats.bytes_limit - std::min(stats.bytes_used, stats.bytes_limit));
+  if (const auto stats = memory_stats(vnc_)) {
+    *free = static_cast<int64_t>(stats->bytes_limit - std::min(stats->bytes_used, stats->bytes_limit));
     return;
   }
   std::lock_guard lock(mutex_);

@@ -57,12 +57,6 @@ const StatusRow* find_row(NRT_STATUS status) {
   return nullptr;
 }
 
-template <class Function>
-bool resolve(void* handle, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(handle, name));
-  return function != nullptr;
-}
-
 /// The same names take other arguments in the two forms, and the wrong one corrupts memory: version and symbols must agree.
 AsyncForm async_form(const Nrt& nrt) {
   if (!nrt.symbol("nrta_execute_schedule")) return AsyncForm::none;
@@ -79,10 +73,11 @@ const Nrt* opened = nullptr;
 void fill(Nrt& nrt) {
   std::string missing;
 #define NEURON_RESOLVE(result, name, parameters) \
-  if (!resolve(nrt.handle, #name, nrt.name)) missing += missing.empty() ? #name : ", " #name;
+  nrt.find(#name, nrt.name);                     \
+  if (!nrt.name) missing += missing.empty() ? #name : ", " #name;
   NEURON_NRT_FUNCTIONS(NEURON_RESOLVE)
 #undef NEURON_RESOLVE
-#define NEURON_RESOLVE(result, name, parameters) resolve(nrt.handle, #name, nrt.name);
+#define NEURON_RESOLVE(result, name, parameters) nrt.find(#name, nrt.name);
   NEURON_NRT_OPTIONAL_FUNCTIONS(NEURON_RESOLVE)
 #undef NEURON_RESOLVE
   TORCH_CHECK(missing.empty(), nrt.path, " is not a Neuron runtime that can be used here: it lacks ", missing,
@@ -121,6 +116,14 @@ const Nrt* open_nrt(std::string* why) {
 const Nrt& nrt() {
   TORCH_INTERNAL_ASSERT(opened != nullptr, "libnrt is used before it was opened");
   return *opened;
+}
+
+std::optional<nrt_vnc_memory_stats_t> memory_stats(int vnc) {
+  nrt_vnc_memory_stats_t stats{};
+  size_t written = 0;
+  const auto ask = nrt().nrt_get_vnc_memory_stats;
+  if (!ask || ask(static_cast<uint32_t>(vnc), &stats, sizeof stats, &written) != NRT_SUCCESS || written < sizeof stats) return {};
+  return stats;
 }
 
 std::string status_name(NRT_STATUS status) {

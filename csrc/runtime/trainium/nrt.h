@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace neuron::trainium {
@@ -132,12 +133,9 @@ enum class AsyncForm {
   F(NRT_STATUS, nrt_init, (nrt_framework_type_t, const char*, const char*))                                    \
   F(void, nrt_close, ())                                                                                       \
   F(NRT_STATUS, nrt_get_instance_info, (nrt_instance_info_t*, size_t))                                         \
-  F(NRT_STATUS, nrt_get_total_vnc_count, (uint32_t*))                                                          \
   F(NRT_STATUS, nrt_get_visible_vnc_count, (uint32_t*))                                                        \
   F(NRT_STATUS, nrt_load, (const void*, size_t, int32_t, int32_t, nrt_model_t**))                              \
   F(NRT_STATUS, nrt_unload, (nrt_model_t*))                                                                    \
-  F(NRT_STATUS, nrt_get_model_tensor_info, (nrt_model_t*, nrt_tensor_info_array_t**))                          \
-  F(NRT_STATUS, nrt_free_model_tensor_info, (nrt_tensor_info_array_t*))                                        \
   F(NRT_STATUS, nrt_tensor_allocate, (nrt_tensor_placement_t, int, size_t, const char*, nrt_tensor_t**))       \
   F(NRT_STATUS, nrt_tensor_allocate_slice, (const nrt_tensor_t*, size_t, size_t, const char*, nrt_tensor_t**)) \
   F(void, nrt_tensor_free, (nrt_tensor_t**))                                                                   \
@@ -150,9 +148,7 @@ enum class AsyncForm {
   F(NRT_STATUS, nrt_add_tensor_to_tensor_set, (nrt_tensor_set_t*, const char*, nrt_tensor_t*))                 \
   F(NRT_STATUS, nrt_execute, (nrt_model_t*, const nrt_tensor_set_t*, nrt_tensor_set_t*))
 // And those that older or newer runtimes may lack; null then.
-#define NEURON_NRT_OPTIONAL_FUNCTIONS(F)              \
-  F(const char*, nrt_get_status_as_str, (NRT_STATUS)) \
-  F(NRT_STATUS, nrt_get_vnc_memory_stats, (uint32_t, nrt_vnc_memory_stats_t*, size_t, size_t*))
+#define NEURON_NRT_OPTIONAL_FUNCTIONS(F) F(NRT_STATUS, nrt_get_vnc_memory_stats, (uint32_t, nrt_vnc_memory_stats_t*, size_t, size_t*))
 
 /// The functions of an opened libnrt.
 struct Nrt {
@@ -167,6 +163,10 @@ struct Nrt {
   AsyncForm async = AsyncForm::none;
 
   void* symbol(const char* name) const;  ///< null when there is none
+  template <class Function>
+  void find(const char* name, Function*& function) const {
+    function = reinterpret_cast<Function*>(symbol(name));
+  }
 };
 
 /// Opens the library: /opt/aws/neuron/lib/libnrt.so.1, then the loader's path. Null when there is none; `why` then says what was tried.
@@ -174,6 +174,9 @@ struct Nrt {
 const Nrt* open_nrt(std::string* why);
 /// The opened library. Only after open_nrt() gave one.
 const Nrt& nrt();
+
+/// HBM of core `vnc` as the runtime counts it; nothing where it does not tell.
+std::optional<nrt_vnc_memory_stats_t> memory_stats(int vnc);
 
 // ---- status -> error ----------------------------------------------------------------------------------------------------
 

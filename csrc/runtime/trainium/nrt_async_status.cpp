@@ -31,11 +31,11 @@ const Functions& functions() {
   static const Functions found = [] {
     Functions f;
     const Nrt& n = nrt();
-    f.execute = reinterpret_cast<ExecuteSchedule*>(n.symbol("nrta_execute_schedule"));
-    f.write = reinterpret_cast<TensorWrite*>(n.symbol("nrta_tensor_write"));
-    f.read = reinterpret_cast<TensorRead*>(n.symbol("nrta_tensor_read"));
-    f.is_completed = reinterpret_cast<IsCompleted*>(n.symbol("nrta_is_completed"));
-    f.register_completion = reinterpret_cast<RegisterCompletion*>(n.symbol("nrta_event_register_seq_id_completion"));
+    n.find("nrta_execute_schedule", f.execute);
+    n.find("nrta_tensor_write", f.write);
+    n.find("nrta_tensor_read", f.read);
+    n.find("nrta_is_completed", f.is_completed);
+    n.find("nrta_event_register_seq_id_completion", f.register_completion);
     return f;
   }();
   return found;

@@ -45,14 +45,14 @@ const Functions& functions() {
   static const Functions found = [] {
     Functions f;
     const Nrt& n = nrt();
-    f.execute = reinterpret_cast<ExecuteSchedule*>(n.symbol("nrta_execute_schedule"));
-    f.write = reinterpret_cast<TensorWrite*>(n.symbol("nrta_tensor_write"));
-    f.read = reinterpret_cast<TensorRead*>(n.symbol("nrta_tensor_read"));
-    f.is_completed = reinterpret_cast<IsCompleted*>(n.symbol("nrta_is_completed"));
-    f.completion_handle = reinterpret_cast<CompletionHandle*>(n.symbol("nrta_get_completion_handle"));
-    f.create = reinterpret_cast<TrackerCreate*>(n.symbol("nrta_error_tracker_create"));
-    f.destroy = reinterpret_cast<TrackerDestroy*>(n.symbol("nrta_error_tracker_destroy"));
-    f.list = reinterpret_cast<TrackerList*>(n.symbol("nrta_error_tracker_get_list"));
+    n.find("nrta_execute_schedule", f.execute);
+    n.find("nrta_tensor_write", f.write);
+    n.find("nrta_tensor_read", f.read);
+    n.find("nrta_is_completed", f.is_completed);
+    n.find("nrta_get_completion_handle", f.completion_handle);
+    n.find("nrta_error_tracker_create", f.create);
+    n.find("nrta_error_tracker_destroy", f.destroy);
+    n.find("nrta_error_tracker_get_list", f.list);
     return f;
   }();
   return found;
