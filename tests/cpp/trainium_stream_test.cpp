@@ -80,6 +80,54 @@ TEST(a_trainium_stream_keeps_its_pipeline_full) {
   CHECK_EQ(scheduler.under_way, 0);
 }
 
+namespace {
+
+/// One record with several executions, as a window that runs call by call. Notes whether its end was announced before the last has ended.
+class Several final : public Executable {
+ public:
+  static constexpr int kCalls = 6;
+  TrainiumStream& stream;
+  uint64_t sequence = 0;
+  int ended = 0;
+  bool early = false;
+
+  explicit Several(TrainiumStream& stream) : stream(stream) {}
+
+  void run(const uint64_t*) override {
+    for (int i = 0; i < kCalls; ++i) stream.add({std::make_unique<Call>(*this), {}, name()});
+  }
+  const char* name() const override { return "window"; }
+
+ private:
+  class Call final : public Request {
+   public:
+    explicit Call(Several& window) : window_(window) {}
+    bool done() override { return false; }
+    NRT_STATUS wait() override {
+      if (static_cast<Stream&>(window_.stream).reached(window_.sequence)) window_.early = true;
+      ++window_.ended;
+      return NRT_SUCCESS;
+    }
+
+   private:
+    Several& window_;
+  };
+};
+
+}  // namespace
+
+TEST(a_trainium_stream_reaches_a_window_when_all_its_executions_have_ended) {
+  auto& stream = new_stream();
+  static Several window(stream);
+  Gate gate;
+  stream.call([&] { gate.wait(); });
+  window.sequence = stream.launch(window, nullptr, 0);
+  gate.open();
+  static_cast<Stream&>(stream).drain(window.sequence);
+  CHECK(!window.early);
+  CHECK_EQ(window.ended, Several::kCalls);
+}
+
 TEST(a_host_function_of_a_trainium_stream_waits_for_what_is_under_way) {
   auto& stream = new_stream();
   static Scheduler scheduler;

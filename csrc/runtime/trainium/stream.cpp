@@ -41,14 +41,15 @@ TrainiumStream* TrainiumStream::running() { return running_stream; }
 
 uint64_t TrainiumStream::push(std::function<void()> work, bool pipelined, std::string name) {
   std::unique_lock lock(mutex_);
-  if (!pipelined || holder_ != std::this_thread::get_id()) release_locked();
-  if (records_.size() >= kQueued && !holding_) {
+  const auto holds = [&] { return holding_ && pipelined && holder_ == std::this_thread::get_id(); };
+  if (!holds()) release_locked();
+  if (records_.size() >= kQueued && !holds()) {
     HostWaitScope released;  // Ctrl-C is seen between calls: the queue drains while nothing is added
     changed_.wait(lock, [this] { return records_.size() < kQueued; });
   }
   const uint64_t sequence = enqueued_.load(std::memory_order_relaxed) + 1;
   enqueued_.store(sequence, std::memory_order_release);
-  if (holding_) {
+  if (holds()) {
     held_.push_back({sequence, std::move(work), pipelined, std::move(name)});
     return sequence;
   }
@@ -70,8 +71,8 @@ void TrainiumStream::hold() {
 }
 
 void TrainiumStream::release_locked() {
-  holding_ = false;
   if (held_.empty()) return;
+  holding_ = false;
   for (auto& record : held_) records_.push_back(std::move(record));
   held_.clear();
   wake_locked();
@@ -80,6 +81,15 @@ void TrainiumStream::release_locked() {
 void TrainiumStream::release_held() {
   std::lock_guard lock(mutex_);
   release_locked();
+  holding_ = false;
+}
+
+void TrainiumStream::forget_held() {
+  std::lock_guard lock(mutex_);
+  if (held_.empty()) return;
+  records_.push_back({held_.back().sequence, [] {}, false, "launches that are made in another way"});
+  held_.clear();
+  wake_locked();
 }
 
 void TrainiumStream::replace_held(Executable& exe, const uint64_t* words, size_t count) {
@@ -141,7 +151,8 @@ void TrainiumStream::wait_for(Stream& other, uint64_t sequence) {
 
 bool TrainiumStream::query() {
   close_window();
-  release_held();
+  std::lock_guard lock(mutex_);
+  release_locked();
   return completed() >= queued();
 }
 
@@ -201,6 +212,7 @@ void TrainiumStream::run(Record& record) {
     }
   }
   current_ = record.sequence;
+  working_ = true;
   try {
     if (const auto lost = static_cast<NRT_STATUS>(lost_core().load()); lost != NRT_SUCCESS && record.pipelined) {
       raise_status(lost, "running " + record.name + " on a core that was lost earlier");
@@ -209,6 +221,7 @@ void TrainiumStream::run(Record& record) {
   } catch (...) {
     fail(std::current_exception());
   }
+  working_ = false;
   // A record that scheduled nothing (or failed) has ended; but sequences complete in order.
   if (under_way_.empty() || under_way_.back().first != record.sequence) {
     while (finish_oldest()) {
@@ -240,7 +253,9 @@ bool TrainiumStream::finish_oldest() {
       fail(std::current_exception());
     }
   }
-  complete(sequence);
+  // A record may have scheduled several, and schedule more: a window that runs as its calls.
+  const bool last = under_way_.empty() || under_way_.front().first != sequence;
+  if (last && !(working_ && sequence == current_)) complete(sequence);
   return true;
 }
 

@@ -58,11 +58,13 @@ class TrainiumStream final : public Stream {
 
   // Note [Held launches]
   // Between hold() and release_held() or replace_held(), launches have their sequence numbers but wait beside the queue. Whatever else is
-  // added (by another thread too), or waits for the stream, queues them first, and launches are no longer held from then on.
+  // added (by another thread too), or waits for the stream, queues those that are held first, and then launches are no longer held.
   void hold();
   void release_held();
   /// One launch in the place of those that are held; none when they are no longer held.
   void replace_held(Executable& exe, const uint64_t* words, size_t count);
+  /// They are never made: what is to take their place is known. Goes on holding, so that replace_held() can follow.
+  void forget_held();
 
   /// At exit, with the stream drained.
   void end_thread();
@@ -95,7 +97,8 @@ class TrainiumStream final : public Stream {
 
   // Of the stream's own thread.
   std::deque<std::pair<uint64_t, InFlight>> under_way_;
-  uint64_t current_ = 0;
+  uint64_t current_ = 0;  // the record that runs, or ran last
+  bool working_ = false;  // it runs
 
   std::mutex error_mutex_;
   std::exception_ptr error_;
