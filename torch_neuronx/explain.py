@@ -30,7 +30,8 @@ class Report:
         ``syncs``: list of ``{"why", "site"}``; ``fallbacks``: list of ``{"op", "reason", "site"}``;
         ``bytes``: ``{"h2d", "d2h", "d2d"}``; ``launches``: int; ``compiled``, ``windows``: ``{"launches", "calls", "fused_calls",
         "unwritten_bytes"}`` of the Programs of many calls that were launched, by compiled graphs and by Adaptive Eager; ``closed_windows``:
-        int, also those that ran call by call; ``compile``: see :func:`torch_neuronx.compile.report.between`.
+        int, also those that ran call by call; ``host_launches``: int, those that ran on the host because their program was still being
+        compiled; ``compile``: see :func:`torch_neuronx.compile.report.between`.
         """
         return copy.deepcopy(self._counters)
 
@@ -77,6 +78,8 @@ class Report:
             f"  fallbacks        {self.fallbacks}",
             f"  bytes moved      {_size(moved['h2d'])} to the device, {_size(moved['d2h'])} to the host, {_size(moved['d2d'])} on it",
         ]
+        if self._counters["host_launches"]:
+            lines.append(f"  on the host      {self._counters['host_launches']} launches, whose programs were still being compiled")
         for what, title in (("compiled", "compiled graphs"), ("windows", "adaptive eager")):
             of = self._counters[what]
             if of["launches"]:
@@ -149,6 +152,7 @@ def _between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         "fallbacks": after["fallbacks"],
         "bytes": {way: count - before["bytes"][way] for way, count in after["bytes"].items()},
         "launches": after["launches"] - before["launches"],
+        "host_launches": after["host_launches"] - before["host_launches"],
         "compiled": {name: count - before["compiled"][name] for name, count in after["compiled"].items()},
         "windows": {name: count - before["windows"][name] for name, count in after["windows"].items()},
         "closed_windows": after["closed_windows"] - before["closed_windows"],

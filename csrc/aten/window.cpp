@@ -394,6 +394,7 @@ bool EagerWindow::launch_program(const Calls& calls) {
   }
 
   LoadedSequence& loaded = *program->loaded;
+  if (!loaded.ready()) return false;
   std::vector<uint64_t> words(topology.bases());
   const uint64_t* at = calls.words.data();
   for (const auto& entry : calls.entries) {

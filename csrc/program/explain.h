@@ -36,6 +36,7 @@ enum class CopyKind { host_to_device, device_to_host, device_to_device };
 struct Counters {
   std::atomic<uint64_t> launches{0}, syncs{0}, fallbacks{0};
   std::atomic<uint64_t> tile_launches{0};  ///< launches that were a loop over tiles
+  std::atomic<uint64_t> host_launches{0};  ///< launches that ran on the host because their program was still being compiled
   std::atomic<uint64_t> bytes[3] = {};     ///< by CopyKind
   ProgramCounters compiled, windows;
   std::atomic<uint64_t> closed_windows{0};  ///< also those that ran call by call

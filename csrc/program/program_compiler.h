@@ -2,7 +2,9 @@
 // torch_neuronx/compiler).
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -40,6 +42,31 @@ struct LoweredProgram {
   std::vector<Operand> inputs, outputs;  ///< a storage that is written in place is in both
 };
 
+/// A NEFF that is being made beside the program. The compiler's thread ends it once, with deliver() or fail().
+class PendingNeff {
+ public:
+  bool done() const { return done_.load(std::memory_order_acquire); }
+  /// Only when done(). Throws what the compiler has thrown, each time.
+  const std::string& neff() const {
+    if (raise_) raise_();
+    return neff_;
+  }
+
+  void deliver(std::string neff) {
+    neff_ = std::move(neff);
+    done_.store(true, std::memory_order_release);
+  }
+  void fail(std::function<void()> raise) {
+    raise_ = std::move(raise);
+    done_.store(true, std::memory_order_release);
+  }
+
+ private:
+  std::atomic<bool> done_{false};
+  std::string neff_;
+  std::function<void()> raise_;
+};
+
 /// The Python side. Takes Python's lock itself; may be called by any thread.
 class ProgramCompiler {
  public:
@@ -50,6 +77,9 @@ class ProgramCompiler {
 
   /// The NEFF, from the cache on disk or from neuronx-cc. Throws when the compiler fails.
   virtual std::string compile(const LoweredProgram& program) = 0;
+
+  /// The same without waiting for neuronx-cc: done at once when the cache has it. Throws when it is known already that the compiler fails.
+  virtual std::shared_ptr<const PendingNeff> compile_in_background(const LoweredProgram& program) = 0;
 
  protected:
   ~ProgramCompiler() = default;

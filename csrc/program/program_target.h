@@ -17,6 +17,10 @@ namespace neuron {
 /// A Sequence that a target has made runnable. Its words: Note [Words of a Sequence].
 class LoadedSequence : public Executable {
  public:
+  /// Whether the device could run it now. False while its program is being compiled in the background; a launch runs on the host then, and
+  /// whoever has another way may take that. Throws what the compiler has thrown.
+  virtual bool ready() { return true; }
+
   size_t temporary_bytes = 0;  ///< the block that a launch needs beside its escaping storages
   int kernels = 0;             ///< steps that are one call's kernel
   int groups = 0;              ///< steps that are fused groups

@@ -66,6 +66,7 @@ py::dict counters_dict() {
   all["bytes"] = bytes;
   all["launches"] = c.launches.load();
   all["tile_launches"] = c.tile_launches.load();
+  all["host_launches"] = c.host_launches.load();
   all["sync_count"] = c.syncs.load();
   py::dict fallback_ops;
   for (const auto& [op, calls] : neuron::fallback_counts()) fallback_ops[op.c_str()] = calls;

@@ -177,6 +177,24 @@ class PythonCompiler final : public neuron::ProgramCompiler {
     return module.attr("compile_lowered")(py::bytes(program.hlo), program.target, program.lnc, program.name).cast<std::string>();
   }
 
+  std::shared_ptr<const neuron::PendingNeff> compile_in_background(const LoweredProgram& program) override {
+    py::gil_scoped_acquire gil;
+    auto pending = std::make_shared<neuron::PendingNeff>();
+    auto done = py::cpp_function([pending](const py::object& outcome) {
+      if (py::isinstance<py::bytes>(outcome)) return pending->deliver(outcome.cast<std::string>());
+      // Never freed: the last owner may be a thread without Python, after its end.
+      PyObject* error = outcome.inc_ref().ptr();
+      pending->fail([error] {
+        py::gil_scoped_acquire gil;
+        PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
+        throw py::error_already_set();
+      });
+    });
+    auto module = py::module_::import("torch_neuronx.compiler.program");
+    module.attr("compile_lowered_in_background")(py::bytes(program.hlo), program.target, program.lnc, program.name, done);
+    return pending;
+  }
+
  private:
   static std::shared_ptr<const LoweredProgram> lower_described(const py::dict& described, const neuron::DeviceInfo& device) {
     try {

@@ -177,6 +177,9 @@ Settings parse_settings() {
   std::string fallback = "warn";
   reader.word("TORCH_NEURONX_FALLBACK", &fallback, {"error", "warn", "allow"});
   result.fallback = fallback == "error" ? Fallback::error : fallback == "allow" ? Fallback::allow : Fallback::warn;
+  std::string compile = "block";
+  reader.word("TORCH_NEURONX_COMPILE", &compile, {"block", "background"});
+  result.compile = compile == "background" ? Compile::background : Compile::block;
   reader.word("TORCH_NEURONX_VECTORS", &result.vectors, {"auto", "portable", "avx2", "avx512"});
   reader.flag("TORCH_NEURONX_GUARD", &result.guard);
   reader.flag("NEURON_LAUNCH_BLOCKING", &result.launch_blocking);

@@ -8,6 +8,7 @@
 namespace neuron {
 
 enum class Fallback { error, warn, allow };
+enum class Compile { block, background };
 
 struct Settings {
   std::string target = "auto";            ///< TORCH_NEURONX_TARGET = auto | emulated | trainium
@@ -16,6 +17,7 @@ struct Settings {
   int num_cores = 0;                      ///< NEURON_RT_NUM_CORES; 0: all
   int lnc = 2;                            ///< NEURON_LOGICAL_NC_CONFIG = 1 | 2
   Fallback fallback = Fallback::warn;     ///< TORCH_NEURONX_FALLBACK
+  Compile compile = Compile::block;       ///< TORCH_NEURONX_COMPILE, docs/dev/trainium.md
   bool guard = false;                     ///< TORCH_NEURONX_GUARD
   bool launch_blocking = false;           ///< NEURON_LAUNCH_BLOCKING
   bool check_meta = false;                ///< TORCH_NEURONX_CHECK_META

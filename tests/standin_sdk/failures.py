@@ -69,7 +69,10 @@ def execution_rules(where: str) -> str:
 
 
 def loads() -> None:
-    """Every status of nrt_load: raised by the call that needs the program. Nothing of it stays, and the program can be loaded later."""
+    """Every status of nrt_load: raised by the call that needs the program. Nothing of it stays, and the program can be loaded later.
+
+    NRT_RESOURCE is raised when it comes again after the allocator's cache has been given back.
+    """
     x = torch.zeros(4).to("neuron")
     before = None
     for status in STATUSES:
@@ -82,7 +85,40 @@ def loads() -> None:
 
 
 def load_rules() -> str:
-    return ";".join(f"nrt_load:{call}={status}" for call, status in enumerate(STATUSES, 1))
+    calls = [status for status in STATUSES for _ in range(2 if STATUSES[status][0] == "NRT_RESOURCE" else 1)]
+    return ";".join(f"nrt_load:{call}={status}" for call, status in enumerate(calls, 1))
+
+
+LOADS_IN_FULL_MEMORY = "nrt_load:1=4;nrt_load:3=4"
+
+
+def loads_in_full_memory() -> None:
+    """A program that HBM has no room for is loaded once the allocator has given back what it keeps; a graph's first run stays one launch."""
+    from torch_neuronx.compiler.driver import counters
+
+    x = torch.eye(4).to("neuron")
+
+    def cached() -> int:
+        return torch.neuron.memory_reserved() - torch.neuron.memory_allocated()
+
+    def fill() -> None:
+        torch.empty(64 << 20, dtype=torch.uint8, device="neuron")
+        assert cached() >= 64 << 20
+
+    fill()
+    assert torch.neg(x, out=x).cpu()[0].tolist() == [-1, 0, 0, 0]  # load 1 fails, 2 does not
+    assert cached() < 64 << 20
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return ((x @ x + 1) @ x).relu()
+
+    compiled = torch.compile(function, backend="neuron")
+    fill()
+    before = counters["compiles"] + counters["hits"]
+    assert compiled(x).tolist() == function(x.cpu()).tolist()
+    assert counters["compiles"] + counters["hits"] == before + 1
+    assert cached() < 64 << 20
+    assert compiled(x * 2).tolist() == function(x.cpu() * 2).tolist()
 
 
 def copies() -> None:

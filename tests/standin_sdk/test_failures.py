@@ -33,6 +33,10 @@ def test_loads(on_chip: Run) -> None:
     on_chip("failures:loads", STANDIN_NRT_FAULTS=failures.load_rules())
 
 
+def test_loads_in_full_memory(on_chip: Run) -> None:
+    on_chip("failures:loads_in_full_memory", STANDIN_NRT_FAULTS=failures.LOADS_IN_FULL_MEMORY)
+
+
 @pytest.mark.parametrize("runtime", ["2.34", pytest.param("2.30", marks=pytest.mark.full)])
 def test_copies(on_chip: Run, runtime: str) -> None:
     on_chip("failures:copies", runtime=runtime, STANDIN_NRT_COMPLETION_FAULTS=failures.copy_rules())

@@ -6,6 +6,7 @@ machine without a chip. docs/compiler.md lists the settings.
 
 from __future__ import annotations
 
+from torch_neuronx.compiler.background import wait
 from torch_neuronx.compiler.cache import Cache, Entry, Key
 from torch_neuronx.compiler.driver import Compiled, compile_hlo, compile_in_background, counters
 from torch_neuronx.compiler.errors import CompilerError, CompilerNotFound, CompilerTimeout
@@ -25,4 +26,5 @@ __all__ = [
     "counters",
     "find_compiler",
     "from_environment",
+    "wait",
 ]

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from torch_neuronx.compiler.cache import Cache, Key
 from torch_neuronx.compiler.errors import CompilerError, CompilerTimeout, error_of
@@ -74,12 +75,10 @@ def compile_hlo(hlo: bytes, options: Options | None = None, name: str = "program
         CompilerError: the compiler refuses the program; it names the NCC code, the operator, the Python line and what to do.
         CompilerTimeout: it took longer than TORCH_NEURONX_COMPILE_TIMEOUT seconds (default 3600).
     """
-    from torch_neuronx.lowering.hlo import fingerprint
-
     options = options or from_environment()
     settings = cache_from_environment()
     compiler = find_compiler()
-    key = Key.of(fingerprint(hlo), options, compiler_version(compiler, compiler.stat().st_mtime))
+    key = _key(hlo, options, compiler)
     cache = Cache(settings)
     if not settings.enabled:
         with cache.workspace(key) as workspace:
@@ -88,6 +87,25 @@ def compile_hlo(hlo: bytes, options: Options | None = None, name: str = "program
     found = cache.get(key)
     if found is None:
         return _compile_once(cache, key, compiler, hlo, options, name, lines)
+    counters["hits"] += 1
+    return Compiled(found, key, False, 0.0)
+
+
+def _key(hlo: bytes, options: Options, compiler: Path) -> Key:
+    from torch_neuronx.lowering.hlo import fingerprint
+
+    return Key.of(fingerprint(hlo), options, compiler_version(compiler, compiler.stat().st_mtime))
+
+
+def find_compiled(hlo: bytes, options: Options) -> Compiled | None:
+    """The NEFF if the cache has it. Raises CompilerError when the compiler is known to refuse the program."""
+    settings = cache_from_environment()
+    if not settings.enabled:
+        return None
+    key = _key(hlo, options, find_compiler())
+    found = Cache(settings).get(key)
+    if found is None:
+        return None
     counters["hits"] += 1
     return Compiled(found, key, False, 0.0)
 
@@ -125,7 +143,7 @@ def _run(compiler: Path, hlo: bytes, options: Options, workspace: Path, name: st
         stack.enter_context(_waiting(f"compiling {name} for {options.target}"))
         start = time.monotonic()
         with open(log, "wb") as sink:
-            process = subprocess.Popen(command, cwd=workspace, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
+            process = _start(command, workspace, sink)
             try:
                 status = process.wait(limit)
             except subprocess.TimeoutExpired:
@@ -148,20 +166,56 @@ def _run(compiler: Path, hlo: bytes, options: Options, workspace: Path, name: st
     return seconds
 
 
+# Compilers that run for this process; None once it ends, and no more are started.
+_running: set[subprocess.Popen[bytes]] | None = set()
+_running_lock = threading.Lock()
+
+
+def _start(command: list[str], workspace: Path, sink: BinaryIO) -> subprocess.Popen[bytes]:
+    with _running_lock:
+        if _running is None:
+            raise CompilerError("the process is ending")
+        process = subprocess.Popen(command, cwd=workspace, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
+        _running.add(process)
+        return process
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
     """The compiler has children: the whole group goes, and nothing else, since the group is its own."""
+    with _running_lock:
+        if _running is not None:
+            _running.discard(process)
     if process.poll() is None:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
+        _kill(process)
         process.wait()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def stop_compilers() -> None:
+    """Ends the compilers that run for this process; none is started any more. For the end of the process."""
+    global _running
+    with _running_lock:
+        ending, _running = _running or set(), None
+        for process in ending:
+            if process.returncode is None:  # not reaped yet, so that its number is still its own
+                _kill(process)
 
 
 def _metadata(hlo: bytes) -> dict[str, str]:
     from torch_neuronx.lowering.hlo import op_names
 
     return op_names(hlo)
+
+
+def compile_jobs() -> int:
+    """Compilers that may run at once on this host."""
+    return int(_setting("TORCH_NEURONX_COMPILE_JOBS", max(1, (os.cpu_count() or 2) // 2)))
 
 
 @contextmanager
@@ -172,7 +226,7 @@ def _slot(directory: Path) -> Iterator[None]:
     """
     import filelock
 
-    jobs = int(_setting("TORCH_NEURONX_COMPILE_JOBS", max(1, (os.cpu_count() or 2) // 2)))
+    jobs = compile_jobs()
     folder = directory / "locks"
     folder.mkdir(parents=True, exist_ok=True)
     pause = 0.01

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -310,3 +311,19 @@ def compile_lowered(hlo: bytes, generation: str, lnc: int, name: str) -> bytes:
     from torch_neuronx.compiler.options import from_environment
 
     return compile_hlo(hlo, from_environment(generation, lnc), name=name).neff
+
+
+def compile_lowered_in_background(hlo: bytes, generation: str, lnc: int, name: str, done: Callable[[bytes | BaseException], None]) -> None:
+    """Gives the NEFF, or what the compiler has raised, to ``done``: at once when the cache has it, else later, on another thread.
+
+    Raises CompilerError when it is known already that the compiler refuses the program.
+    """
+    from torch_neuronx.compiler import background
+    from torch_neuronx.compiler.driver import compile_hlo, find_compiled
+    from torch_neuronx.compiler.options import from_environment
+
+    options = from_environment(generation, lnc)
+    found = find_compiled(hlo, options)
+    if found is not None:
+        return done(found.neff)
+    background.submit(lambda: compile_hlo(hlo, options, name), done)

@@ -112,6 +112,10 @@ int visible_cores() noexcept {
 }
 
 std::unique_ptr<Target> open_target() {
+  TORCH_CHECK(
+      settings().compile == Compile::block || settings().fallback != Fallback::error,
+      "TORCH_NEURONX_COMPILE=background runs programs on the host until they are compiled, and TORCH_NEURONX_FALLBACK=error forbids "
+      "the host. Set TORCH_NEURONX_COMPILE=block to wait for the compiler, or TORCH_NEURONX_FALLBACK=warn or allow.");
   std::string why;
   TORCH_CHECK(open_nrt(&why) != nullptr,
               "TORCH_NEURONX_TARGET=trainium asks for a Trainium chip, but the Neuron runtime cannot be loaded (", why,

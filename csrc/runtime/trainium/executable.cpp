@@ -10,7 +10,9 @@
 #include <mutex>
 #include <set>
 
+#include "csrc/aten/allocator.h"
 #include "csrc/program/explain.h"
+#include "csrc/runtime/settings.h"
 #include "csrc/runtime/trainium/device.h"
 #include "csrc/runtime/trainium/host_call.h"
 #include "csrc/runtime/trainium/infer.h"
@@ -50,6 +52,38 @@ void payload_bytes(const LoweredProgram::Operand& operand, const uint64_t* words
   }
 }
 
+/// The stream whose launches this thread holds back; null when it holds none. What is loaded then may never run.
+thread_local TrainiumStream* holding = nullptr;
+
+/// Said once, where a program is met whose NEFF is not there.
+void warn_of_the_host() {
+  if (settings().fallback == Fallback::allow) return;
+  TORCH_WARN_ONCE(
+      "<TorchNeuron/Compile> programs run on the host until neuronx-cc has compiled them (TORCH_NEURONX_COMPILE=background). "
+      "torch.neuron.explain() counts these launches, torch_neuronx.compiler.wait() waits for the compiler, TORCH_NEURONX_FALLBACK=allow "
+      "accepts it silently.");
+}
+
+/// Has the caching allocator give back what it keeps of a device's HBM; false when it keeps nothing.
+bool give_back_memory(int device) {
+  DeviceCache* cache = NeuronAllocator::get().cache_if_open(device);
+  if (cache == nullptr) return false;
+  if (TrainiumStream::running() != nullptr) {
+    cache->release_unused();  // a stream's thread must not wait for its own stream: what that has used stays
+    return true;
+  }
+  if (holding != nullptr) holding->forget_held();
+  cache->empty_cache();
+  return true;
+}
+
+/// nrt_load(). Programs lie in HBM too, which the caching allocator may have taken for tensors that are gone.
+NRT_STATUS load_model(const std::string& neff, int device, nrt_model_t** model) {
+  const auto attempt = [&] { return nrt().nrt_load(neff.data(), neff.size(), device, 1, model); };
+  const NRT_STATUS status = attempt();
+  return status == NRT_RESOURCE && give_back_memory(device) ? attempt() : status;
+}
+
 ProgramCompiler& compiler() {
   TORCH_CHECK(program_compiler != nullptr, "Programs for a NeuronCore are compiled by torch_neuronx.compiler, which needs Python.");
   return *program_compiler;
@@ -57,23 +91,34 @@ ProgramCompiler& compiler() {
 
 }  // namespace
 
-TrainiumExecutable::TrainiumExecutable(std::shared_ptr<const LoweredProgram> lowered, int device)
-    : lowered_(std::move(lowered)), device_(device), memory_(opened_target().memory(device)), queues_(opened_target().queues(device)) {
+TrainiumExecutable::TrainiumExecutable(std::shared_ptr<const LoweredProgram> lowered, int device, MakeHostProgram on_host)
+    : lowered_(std::move(lowered)),
+      device_(device),
+      memory_(opened_target().memory(device)),
+      queues_(opened_target().queues(device)),
+      make_host_program_(std::move(on_host)) {
   static const bool registered = (before_close(unload_all_models), true);
   (void)registered;
 }
 
-void TrainiumExecutable::load() {
+std::shared_ptr<HostProgram> TrainiumExecutable::load() {
+  if (model_.load()) return nullptr;
   std::lock_guard one_at_a_time(mutex_);
-  if (model_.load()) return;
+  if (model_.load()) return nullptr;
   TORCH_CHECK(!closing.load(), name(), " was launched while the process exits.");
-  const std::string neff = compiler().compile(*lowered_);
+  if (settings().compile == Compile::background && !pending_ && (on_host_ = make_host_program_()))
+    pending_ = compiler().compile_in_background(*lowered_);
+  if (pending_ && !pending_->done()) return on_host_;
+  const std::string neff = pending_ ? pending_->neff() : compiler().compile(*lowered_);
   nrt_model_t* model = nullptr;
-  const NRT_STATUS status = nrt().nrt_load(neff.data(), neff.size(), device_, 1, &model);
+  const NRT_STATUS status = load_model(neff, device_, &model);
   if (status != NRT_SUCCESS) raise_status(status, c10::str("loading the program of ", name(), " on neuron:", device_));
   std::lock_guard lock(loaded_mutex);
   loaded().insert(this);
   model_.store(model);
+  pending_.reset();
+  on_host_.reset();
+  return nullptr;
 }
 
 TrainiumExecutable::~TrainiumExecutable() {
@@ -128,7 +173,16 @@ void TrainiumExecutable::fill(Launch& launch, const uint64_t* words) {
 }
 
 void TrainiumExecutable::run(const uint64_t* words) {
-  if (!model_.load()) load();
+  auto on_host = load();
+  if (!on_host) return run_loaded(words);
+  if (auto* stream = TrainiumStream::running()) {
+    while (stream->finish_oldest()) {
+    }
+  }
+  on_host->run(words, memory_);
+}
+
+void TrainiumExecutable::run_loaded(const uint64_t* words) {
   auto launch = std::make_shared<Launch>();
   fill(*launch, words);
   auto* stream = TrainiumStream::running();
@@ -149,16 +203,23 @@ void TrainiumExecutable::run(const uint64_t* words) {
 }
 
 TrainiumSequence::TrainiumSequence(std::shared_ptr<const Sequence> sequence, std::shared_ptr<const LoweredProgram> lowered, int device)
-    : sequence_(std::move(sequence)), executable_(std::move(lowered), device) {
+    : sequence_(std::move(sequence)),
+      executable_(lowered, device, [sequence = sequence_, lowered, device] { return HostProgram::make(*sequence, lowered, device); }) {
   groups = 1;
   fused_calls = static_cast<int>(sequence_->calls.size());
   for (const auto& storage : sequence_->storages) {
     if (storage.kind == SequenceStorage::Kind::fresh && !storage.escapes) unwritten_bytes += storage.bytes;
   }
-  executable_.load();
+  if (executable_.load()) warn_of_the_host();
 }
 
 namespace {
+
+std::unique_ptr<TrainiumExecutable> make_executable(std::shared_ptr<const Program> program, std::shared_ptr<const LoweredProgram> lowered,
+                                                    int device) {
+  auto on_host = [program = std::move(program), lowered, device] { return HostProgram::make(program, lowered, device); };
+  return std::make_unique<TrainiumExecutable>(std::move(lowered), device, std::move(on_host));
+}
 
 /// A call whose lowering looks at its numbers: a NEFF for each set of values that is met.
 class ExecutableOfValues final : public Executable {
@@ -182,7 +243,7 @@ class ExecutableOfValues final : public Executable {
     if (auto known = by_values_.find(values); known != by_values_.end()) return *known->second;
     TORCH_CHECK(by_values_.size() < kMost, name(), " would need a program for each value of its numbers, and has met more than ", kMost,
                 ". Pass what changes as a tensor of the device, or run the call on the CPU.");
-    auto made = std::make_unique<TrainiumExecutable>(compiler().lower(*program_, opened_target().device_info(device_), words), device_);
+    auto made = make_executable(program_, compiler().lower(*program_, opened_target().device_info(device_), words), device_);
     return *by_values_.emplace(std::move(values), std::move(made)).first->second;
   }
 
@@ -192,9 +253,6 @@ class ExecutableOfValues final : public Executable {
   std::mutex mutex_;
   std::map<std::vector<uint64_t>, std::unique_ptr<TrainiumExecutable>> by_values_;
 };
-
-/// On this thread, launches are held back: what is loaded now may never run.
-thread_local bool holds_launches = false;
 
 class TrainiumPrograms final : public ProgramTarget {
  public:
@@ -207,8 +265,8 @@ class TrainiumPrograms final : public ProgramTarget {
   std::unique_ptr<Executable> load(std::shared_ptr<const Program> program, int device) override {
     auto lowered = compiler().lower(*program, opened_target().device_info(device), nullptr);
     if (lowered->hlo.empty()) return std::make_unique<ExecutableOfValues>(std::move(program), std::move(lowered), device);
-    auto executable = std::make_unique<TrainiumExecutable>(std::move(lowered), device);
-    if (!holds_launches) executable->load();
+    auto executable = make_executable(std::move(program), std::move(lowered), device);
+    if (holding == nullptr && executable->load()) warn_of_the_host();
     return executable;
   }
 
@@ -218,12 +276,13 @@ class TrainiumPrograms final : public ProgramTarget {
   }
 
   bool hold_launches(Stream& stream) override {
-    static_cast<TrainiumStream&>(stream).hold();
-    return holds_launches = true;
+    holding = &static_cast<TrainiumStream&>(stream);
+    holding->hold();
+    return true;
   }
 
   void release_launches(Stream& stream, Executable* instead, c10::ArrayRef<uint64_t> words) override {
-    holds_launches = false;
+    holding = nullptr;
     auto& held = static_cast<TrainiumStream&>(stream);
     if (instead != nullptr)
       held.replace_held(*instead, words.data(), words.size());

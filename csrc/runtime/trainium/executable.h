@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "csrc/program/program_compiler.h"
 #include "csrc/program/program_target.h"
+#include "csrc/runtime/trainium/host_program.h"
 #include "csrc/runtime/trainium/nrt.h"
 
 namespace neuron::trainium {
@@ -19,11 +21,15 @@ class AsyncCore;
 /// A Program on one core: lowered, and loaded as a NEFF when load() is called or at its first run.
 class TrainiumExecutable final : public Executable {
  public:
-  TrainiumExecutable(std::shared_ptr<const LoweredProgram> lowered, int device);
+  using MakeHostProgram = std::function<std::shared_ptr<HostProgram>()>;
+
+  /// `on_host` makes what runs while there is no NEFF, under TORCH_NEURONX_COMPILE=background.
+  TrainiumExecutable(std::shared_ptr<const LoweredProgram> lowered, int device, MakeHostProgram on_host);
   ~TrainiumExecutable() override;
 
-  /// Compiles and loads it. Throws what the compiler does, and what raise_status() makes of a failed load. Thread safe.
-  void load();
+  /// Compiles and loads it. Null once it is loaded; while it is still being compiled in the background, what runs in its place. Throws what
+  /// the compiler does, and what raise_status() makes of a failed load. Thread safe.
+  std::shared_ptr<HostProgram> load();
 
   void run(const uint64_t* words) override;
   const char* name() const override { return lowered_->name.c_str(); }
@@ -33,12 +39,16 @@ class TrainiumExecutable final : public Executable {
  private:
   struct Launch;
   void fill(Launch& launch, const uint64_t* words);
+  void run_loaded(const uint64_t* words);
 
   const std::shared_ptr<const LoweredProgram> lowered_;
   const int device_;
   TrainiumMemory& memory_;
   AsyncCore& queues_;
+  const MakeHostProgram make_host_program_;
   std::mutex mutex_;
+  std::shared_ptr<const PendingNeff> pending_;
+  std::shared_ptr<HostProgram> on_host_;
   std::atomic<nrt_model_t*> model_{nullptr};
 };
 
@@ -49,6 +59,7 @@ class TrainiumSequence final : public LoadedSequence {
 
   void run(const uint64_t* words) override { executable_.run(words); }
   const char* name() const override { return executable_.name(); }
+  bool ready() override { return executable_.load() == nullptr; }
 
  private:
   const std::shared_ptr<const Sequence> sequence_;
