@@ -44,3 +44,16 @@ def train(name: str, mode: str, steps: str = "4") -> None:
     print(json.dumps({"cpu": wanted, "neuron": found, **counters}))
     assert max(abs(a - b) for a, b in zip(wanted, found, strict=True)) < 1e-3
     assert wanted[-1] < wanted[0]
+
+
+def graph() -> None:
+    """One compiled graph, and what was compiled for it. All tensors come from the host, so that nothing else is compiled."""
+    from torch_neuronx.compiler.driver import counters
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 4)).requires_grad_(False)
+    x = torch.randn(8, 16)
+    wanted = model(x)
+    found = torch.compile(model.to("neuron"), backend="neuron")(x.to("neuron")).cpu()
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    print(json.dumps({"result": found.tolist(), **counters}))
