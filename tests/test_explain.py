@@ -26,6 +26,7 @@ COUNTERS: dict[str, Any] = {
     "compiled": {"launches": 2, "calls": 20, "fused_calls": 12, "unwritten_bytes": 2048},
     "windows": {"launches": 3, "calls": 60, "fused_calls": 0, "unwritten_bytes": 0},
     "closed_windows": 4,
+    "host_launches": 5,
     "launches": 10,
     "compile": {"graphs": [], "recompiles": []},
 }
@@ -41,6 +42,7 @@ def test_report_of_given_counters():
         "  host waits       3",
         "  fallbacks        1",
         "  bytes moved      1.5 KiB to the device, 4 B to the host, 3.0 GiB on it",
+        "  on the host      5 launches, whose programs were still being compiled",
         "  compiled graphs  2 launches of 20 calls, 12 calls fused, 2.0 KiB never written",
         "  adaptive eager   3 launches of 60 calls, 0 calls fused, 0 B never written",
         "  windows          4, 3 of them one launch",

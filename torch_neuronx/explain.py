@@ -236,6 +236,7 @@ _NOTHING: dict[str, Any] = {
     "fallbacks": [],
     "bytes": {"h2d": 0, "d2h": 0, "d2d": 0},
     "launches": 0,
+    "host_launches": 0,
     "compile": {"graphs": [], "recompiles": []},
     "compiled": _NO_PROGRAMS,
     "windows": _NO_PROGRAMS,

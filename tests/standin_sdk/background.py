@@ -108,11 +108,13 @@ def graph() -> None:
     from torch_neuronx.compiler import wait
 
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4))
+    first = torch.nn.Linear(8, 16)
+    model = torch.nn.Sequential(first, torch.nn.GELU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4))
     x = torch.randn(3, 8)
     wanted = model(x)
     wanted.square().sum().backward()
-    gradient = model[0].weight.grad.clone()
+    assert first.weight.grad is not None
+    gradient = first.weight.grad.clone()
     model.to("neuron")
     compiled = torch.compile(model, backend="neuron")
     for hosted in (3, 0):  # the graph, square, sum; then none
@@ -123,7 +125,7 @@ def graph() -> None:
         assert _count()[0] - before == hosted
         loss.backward()
         torch.testing.assert_close(found.cpu(), wanted, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(model[0].weight.grad.cpu(), gradient, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(first.weight.grad.cpu(), gradient, rtol=1e-4, atol=1e-4)
         assert wait(200)
 
 

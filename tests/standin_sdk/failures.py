@@ -93,7 +93,7 @@ LOADS_IN_FULL_MEMORY = "nrt_load:1=4;nrt_load:3=4"
 
 
 def loads_in_full_memory() -> None:
-    """A program that HBM has no room for is loaded once the allocator has given back what it keeps; a graph's first run stays one launch."""
+    """A program that HBM has no room for is loaded once the allocator's cache went back; a graph's first run stays one launch."""
     from torch_neuronx.compiler.driver import counters
 
     x = torch.eye(4).to("neuron")

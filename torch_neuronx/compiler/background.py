@@ -1,4 +1,4 @@
-"""Compilations beside the program that wants them: a queue and a few daemon threads. See "Compiling in the background" in docs/dev/trainium.md.
+"""Compilations beside the script that wants them: a queue, and daemon threads. See docs/dev/trainium.md, "Compiling in the background".
 
 Not ``concurrent.futures``: its threads are waited for when the interpreter ends, and a compilation may take an hour.
 """

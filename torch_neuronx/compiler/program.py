@@ -325,5 +325,6 @@ def compile_lowered_in_background(hlo: bytes, generation: str, lnc: int, name: s
     options = from_environment(generation, lnc)
     found = find_compiled(hlo, options)
     if found is not None:
-        return done(found.neff)
-    background.submit(lambda: compile_hlo(hlo, options, name), done)
+        done(found.neff)
+    else:
+        background.submit(lambda: compile_hlo(hlo, options, name), done)

@@ -103,13 +103,21 @@ TrainiumExecutable::TrainiumExecutable(std::shared_ptr<const LoweredProgram> low
 
 std::shared_ptr<HostProgram> TrainiumExecutable::load() {
   if (model_.load()) return nullptr;
-  std::lock_guard one_at_a_time(mutex_);
+  std::unique_lock one_at_a_time(mutex_);
   if (model_.load()) return nullptr;
   TORCH_CHECK(!closing.load(), name(), " was launched while the process exits.");
   if (settings().compile == Compile::background && !pending_ && (on_host_ = make_host_program_()))
     pending_ = compiler().compile_in_background(*lowered_);
-  if (pending_ && !pending_->done()) return on_host_;
-  const std::string neff = pending_ ? pending_->neff() : compiler().compile(*lowered_);
+  std::string neff;
+  if (const auto pending = pending_) {
+    if (!pending->done()) return on_host_;
+    one_at_a_time.unlock();  // what the compiler has thrown is raised with Python's lock, whose holder may want this one
+    neff = pending->neff();
+    one_at_a_time.lock();
+    if (model_.load()) return nullptr;
+  } else {
+    neff = compiler().compile(*lowered_);
+  }
   nrt_model_t* model = nullptr;
   const NRT_STATUS status = load_model(neff, device_, &model);
   if (status != NRT_SUCCESS) raise_status(status, c10::str("loading the program of ", name(), " on neuron:", device_));
