@@ -65,6 +65,24 @@ def test_operators_on_tiles(dtype):
     torch.testing.assert_close(softmax(x), torch.softmax(x.float(), -1).to(dtype), rtol=2e-2, atol=1e-3)
 
 
+def test_a_product_that_its_mask_leaves_out_adds_nothing():
+    @nki.jit
+    def lower_blocks(a, b):
+        out = nl.ndarray((4, 64, b.shape[1]), dtype=a.dtype, buffer=nl.shared_hbm)
+        for q in nl.affine_range(4):
+            total = nl.zeros((nl.par_dim(64), b.shape[1]), dtype=nl.float32, buffer=nl.psum)
+            for k in nl.affine_range(4):
+                keys = nisa.nc_transpose(nl.load(a[q, nl.ds(k * 64, 64), :]), mask=(q >= k))
+                total += nisa.nc_matmul(keys, nl.load(b[nl.ds(k * 64, 64), :]), mask=(q >= k))
+            nl.store(out[q, :, :], total)
+        return out
+
+    a, b = normal(4, 256, 64), normal(256, 32)
+    blocks = np.einsum("qkij,kjn->qkin", a.reshape(4, 4, 64, 64), b.reshape(4, 64, 32))
+    expected = np.stack([blocks[q, : q + 1].sum(0) for q in range(4)])
+    np.testing.assert_allclose(nki.simulate_kernel(lower_blocks, a, b), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_rows_found_by_dividing_positions():
     """Division of integers is NumPy's: what is rounded afterwards is the quotient, not an integer."""
 

@@ -189,20 +189,53 @@ def uninitialised_read(x):
     nisa.tensor_copy(tile((128, 8)), empty((128, 8)))
 
 
-@illegal("reads uninitialised memory: .* written only in part")
+@illegal("tensor_reduce reads uninitialised memory: .* written only in part")
 def partly_initialised_read(x):
     a = empty((128, 8))
     nisa.memset(a[:, 0:4], 0)
-    nisa.activation(tile((128, 8)), nl.exp, a)
+    nisa.tensor_reduce(tile((128, 1)), nl.add, a, axis=1)
 
 
-@illegal("activation reads uninitialised memory: .* written only in part")
-def holes_move_with_a_copy(x):
-    a, b = empty((128, 8)), tile((128, 8))
+@illegal("dma_copy reads uninitialised memory: .* written only in part")
+def holes_in_a_result(x):
+    a = empty((128, 8))
     nisa.memset(a[:, 0:4], 0)
-    nisa.tensor_copy(b, a)  # edge tiles are copied whole
-    nisa.activation(tile((128, 4)), nl.exp, b[:, 0:4])  # what was written
-    nisa.activation(tile((128, 8)), nl.exp, b)
+    nisa.dma_copy(empty((128, 8), buffer=nl.hbm), a)
+
+
+@illegal("tensor_reduce reads uninitialised memory: b.* written only in part")
+def holes_move_with_elements(x):
+    a, scale = empty((128, 8)), empty((128, 1))
+    b = nl.ndarray((128, 8), nl.float32, name="b")
+    nisa.memset(a[:, 0:4], 0)
+    nisa.memset(scale[0:64, :], 0)
+    nisa.tensor_copy(b, a)  # edge tiles are computed whole
+    nisa.activation(b, nl.exp, b)
+    nisa.tensor_tensor(b, b, tile((128, 8)), nl.add)
+    nisa.tensor_scalar(b, b, nl.multiply, scale)
+    nisa.tensor_reduce(tile((64, 1)), nl.add, b[0:64, 0:4], axis=1)  # what was written
+    nisa.tensor_reduce(tile((128, 1)), nl.add, b[:, 0:4], axis=1)
+
+
+@illegal(r"nc_matmul reads uninitialised memory: t\d+\[32; .* written only in part")
+def holes_move_with_partitions(x):
+    a, turned = empty((64, 64)), empty((64, 64), buffer=nl.psum)
+    nisa.memset(a[0:32, :], 0)
+    nisa.nc_transpose(turned, a)
+    b, shuffled = empty((64, 64)), empty((64, 64))
+    nisa.tensor_copy(b, turned)  # its columns 32 to 63 are the holes
+    nisa.nc_stream_shuffle(shuffled, b, [31 - k for k in range(32)])
+    out = empty((64, 64), buffer=nl.psum)
+    nisa.nc_matmul(out[0:32, :], shuffled[:, 0:32], tile((64, 64)))
+    nisa.nc_matmul(out[0:32, :], shuffled[:, 32:64], tile((64, 64)))
+
+
+@illegal("tensor_tensor reads uninitialised memory: .* written only in part")
+def nothing_but_holes(x):
+    a, b = empty((128, 8)), empty((128, 8))
+    nisa.memset(a[:, 0:4], 0)
+    nisa.memset(b[:, 4:8], 0)
+    nisa.tensor_tensor(tile((128, 8)), a, b, nl.add)
 
 
 @illegal("accumulates onto .* was never written: the result is undefined")

@@ -1,6 +1,6 @@
 """What every instruction is held to, while a kernel is traced; `limits.py` has the rules of single rows.
 
-Three kinds of rule: where an operand may lie (``_pattern``), what must have been written before it is read (``_WrittenMask``), and which
+Three kinds of rule: where an operand may lie (``_pattern``), what must have been written before it is read (``WrittenMask``), and which
 bytes tensors at explicit addresses share (``_Clobbers``). Capacity and the cores' order are looked at when the trace has ended
 (`liveness.py`, `races.py`).
 """
@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from torch_neuronx.nki import holes
 from torch_neuronx.nki.errors import NkiValidationError, NkiWarning
 from torch_neuronx.nki.instruction import Engine, Instruction
 from torch_neuronx.nki.memory import AccessPattern, Buffer, MemoryRegion
 from torch_neuronx.nki.target import PARTITIONS, PSUM_BANK_BYTES, PSUM_BYTES
+from torch_neuronx.nki.written import WrittenMask
 
 if TYPE_CHECKING:
     from torch_neuronx.nki.opcode import Opcode
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
 
 MAX_FREE = {MemoryRegion.sbuf: 65536, MemoryRegion.psum: 4096}  # elements of one operand in a partition
 MAX_FREE_DIMS = 4
-_LARGEST_MASK = 1 << 28  # elements; beyond, a buffer counts as written after its first write
-_MOVES = ("tensor_copy", "dma_copy", "sendrecv")  # give each element as it is, in order (cores that exchange run one program)
 _BLOCK = 2048  # bytes of a partition that share one list of buffers in _Clobbers
 
 
@@ -50,8 +50,8 @@ class Checker:
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
         self.mode = mode()
-        self.written: dict[Buffer, _WrittenMask] = {}
-        self.accumulated: dict[Buffer, _WrittenMask] = {}  # by matmul, in PSUM
+        self.written: dict[Buffer, WrittenMask] = {}
+        self.accumulated: dict[Buffer, WrittenMask] = {}  # by matmul, in PSUM
         self.clobbers = _Clobbers()
 
     def report(self, text: str, line: object, *, only_warn: bool = False) -> None:
@@ -183,21 +183,24 @@ class Checker:
 
     # What has been written.
 
-    def mask(self, buffer: Buffer) -> _WrittenMask:
+    def mask(self, buffer: Buffer) -> WrittenMask:
         if buffer not in self.written:
-            self.written[buffer] = _WrittenMask(buffer, full=buffer.role in ("input", "constant"))
+            self.written[buffer] = WrittenMask(buffer, full=buffer.role in ("input", "constant"))
         return self.written[buffer]
 
     def _move_with_holes(self, i: Instruction) -> bool:
-        """A copy on chip of what was written in part, as kernels make of edge tiles: the holes move along, using them is the error."""
-        if i.opcode not in _MOVES or self.outside_the_loop(i.writes[0].buffer):
+        """An instruction on tiles that were written in part: see holes.py."""
+        if not holes.may_move(i) or self.outside_the_loop(i.writes[0].buffer):
             return False
-        (src,), (dst,) = i.reads[:1], i.writes[:1]
-        plain = len(i.reads) == 1 and not src.is_dynamic and not dst.is_dynamic and src.region.on_chip and dst.region.on_chip
-        mask = self.mask(src.buffer)
-        if not plain or mask.covers(src) or mask.misses(src) or not self.mask(dst.buffer).write_where(dst, mask.copy_of(src)):
+        dst = i.writes[0]
+        sources = [(self.mask(access.buffer), access) for access in i.reads]
+        if all(mask.covers(access) for mask, access in sources) or sources[0][0].misses(sources[0][1]):
             return False
-        src.buffer.needs_fill = True
+        known = holes.known_in_result(i, [mask.known(access).reshape(access.partitions, -1) for mask, access in sources])
+        if known is None or not known.any() or not self.mask(dst.buffer).write_where(dst, known):
+            return False
+        for access in i.reads:
+            access.buffer.needs_fill = True
         if dst.buffer.address is not None:
             self.clobbers.write(dst)
         return True
@@ -221,7 +224,7 @@ class Checker:
         """Resolves ``accumulate``: True, False, "history" (a mask in ``attrs``) or "dynamic" (the history depends on a loop's turn)."""
         dst = i.writes[0]
         buffer = dst.buffer
-        history = self.accumulated.setdefault(buffer, _WrittenMask(buffer))
+        history = self.accumulated.setdefault(buffer, WrittenMask(buffer))
         asked = i.attrs.get("accumulate")
         if asked is None:
             if self.outside_the_loop(buffer):
@@ -232,7 +235,7 @@ class Checker:
                 i.attrs["accumulate"] = False
             else:
                 i.attrs["accumulate"] = "history"
-                i.attrs["history"] = history.copy_of(dst)
+                i.attrs["history"] = torch.from_numpy(history.known(dst).copy())
         elif asked and not history.covers(dst) and not self.outside_the_loop(buffer):
             known = self.mask(buffer).covers(dst)
             why = "was written by another instruction than a matmul" if known else "was never written"
@@ -240,86 +243,6 @@ class Checker:
         if i.attrs["accumulate"] is not False:
             i.reads = (*i.reads, dst)
         history.write(dst)
-
-
-class _WrittenMask:
-    """Which elements of a buffer have been written. Whole-buffer writes, the common case, need no mask."""
-
-    def __init__(self, buffer: Buffer, full: bool = False) -> None:
-        self.buffer = buffer
-        self.full = full
-        self.bits: torch.Tensor | None = None
-        self._marked = 0
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.full and self.bits is None
-
-    def _view(self, access: AccessPattern) -> torch.Tensor | None:
-        assert self.bits is not None
-        mine, theirs = self.buffer.dtype.bytes, access.itemsize
-        pattern, offset = list(access.pattern), access.offset
-        if theirs > mine:
-            ratio = theirs // mine
-            pattern, offset = [(s * ratio, c) for s, c in pattern] + [(1, ratio)], offset * ratio
-        elif theirs < mine:
-            ratio = mine // theirs
-            stride, count = pattern[-1]
-            if stride != 1 or count % ratio or offset % ratio or any(s % ratio for s, c in pattern[:-1] if c > 1):
-                return None
-            pattern, offset = [(s // ratio, c) for s, c in pattern[:-1]] + [(1, count // ratio)], offset // ratio
-        return self.bits.as_strided([c for _, c in pattern], [s for s, _ in pattern], offset)
-
-    def write(self, access: AccessPattern) -> None:
-        if self.full:
-            return
-        if access.covers_buffer or access.dynamic is not None or self.buffer.size > _LARGEST_MASK:
-            self.full, self.bits = True, None
-            if access.dynamic is not None:
-                self.buffer.needs_fill = True
-            return
-        if self.bits is None:
-            self.bits = torch.zeros(self.buffer.size, dtype=torch.bool)
-        view = self._view(access)
-        if view is None:
-            self.full = True
-            return
-        view.fill_(True)
-        self._marked += view.numel()
-        if self._marked >= self.buffer.size and bool(self.bits.all()):
-            self.full, self.bits = True, None
-
-    def write_where(self, access: AccessPattern, written: torch.Tensor) -> bool:
-        """As :meth:`write`, of the elements in ``written``; the others count as never written. False when the mask cannot do that."""
-        if self.buffer.size > _LARGEST_MASK:
-            return False
-        if self.bits is None:
-            self.bits, self.full = torch.full((self.buffer.size,), self.full), False
-        view = self._view(access)
-        if view is None or view.numel() != written.numel():
-            return False
-        view.copy_(written.reshape(view.shape))
-        self._marked = 0
-        return True
-
-    def covers(self, access: AccessPattern) -> bool:
-        if self.full:
-            return True
-        if self.bits is None:
-            return False
-        view = None if access.dynamic is not None else self._view(access)
-        return view is None or bool(view.all())
-
-    def misses(self, access: AccessPattern) -> bool:
-        if self.full or self.bits is None:
-            return not self.full
-        view = self._view(access)
-        return view is not None and not bool(view.any())
-
-    def copy_of(self, access: AccessPattern) -> torch.Tensor:
-        view = self._view(access)
-        assert view is not None
-        return view.clone()
 
 
 Rectangle = tuple[int, int, int, int]  # partitions and bytes, half open

@@ -205,10 +205,8 @@ def shared_identity_matrix(n: int, dtype: Any = uint8, **_: Any) -> Tile:
 
 def _shrink(mask: Any, shape: Sequence[int], *tiles: Any) -> list[Any]:
     """The tiles inside a mask's rectangle of ``shape``; all of them without a mask. An empty list when nothing is left."""
-    if mask is None or mask is True:
-        return list(tiles)
-    if mask is False:
-        return []
+    if mask is None or isinstance(mask, (bool, np.bool_)):
+        return list(tiles) if mask is None or mask else []
     bounds = mask.bounds(shape)
     if any(a >= b for a, b in bounds):
         return []
@@ -521,8 +519,16 @@ def matmul(x: Tile, y: Tile, *, transpose_x: bool = False, mask: Any = None, **_
     """``x @ y``, or ``x.T @ y``, in PSUM."""
     x, y = in_sbuf(x if transpose_x else transpose(x)), in_sbuf(y)
     out = new_tile((x.size // x.shape[0], y.size // y.shape[0]), float32, MemoryRegion.psum)
+    if leaves_out(mask, out):
+        return out
     isa.nc_matmul(out, x, y)
     return out
+
+
+def leaves_out(mask: Any, product: Tile) -> bool:
+    """True when a product is not to be made at all."""
+    product.left_out = isinstance(mask, (bool, np.bool_)) and not mask
+    return product.left_out
 
 
 def transpose(x: Tile, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:

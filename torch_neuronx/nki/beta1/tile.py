@@ -31,6 +31,7 @@ class Tile(NkiTensor):
     ) -> None:
         super().__init__(storage, shape, strides, offset, dtype, dynamic)
         self.partition_dim = partition_dim
+        self.left_out = False  # a product whose mask is False: it was not made, and adds nothing
 
     @classmethod
     def blocks(cls, storage: Buffer, shape: Sequence[int], partition_dim: int) -> Tile:
@@ -178,7 +179,7 @@ class Tile(NkiTensor):
     def _in_place(self, other: Any, op: str) -> Tile:
         from torch_neuronx.nki.beta1 import language
 
-        if op == "add" and isinstance(other, Tile) and accumulate_matmul(self, other):
+        if op == "add" and isinstance(other, Tile) and (other.left_out or accumulate_matmul(self, other)):
             return self
         language.binary(op, self, other, out=self)
         return self

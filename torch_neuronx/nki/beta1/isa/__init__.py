@@ -90,7 +90,7 @@ def dma_transpose(src: Tile, *, axes: Any = None, mask: Any = None, dtype: Any =
 
 
 def nc_matmul(stationary: Tile, moving: Tile, *, mask: Any = None, perf_mode: Any = "none", **flags: Any) -> Tile:
-    left, right = nl.in_sbuf(stationary), nl.in_sbuf(moving)
+    left, right = (t.partition_first() for t in (stationary, moving))
     perf_mode = {"double_row_gen3": "double_row"}.get(perf_mode, perf_mode)
     rows = 2 if getattr(perf_mode, "value", perf_mode) == "double_row" else 1
     n = right.size // right.shape[0] // rows
@@ -101,7 +101,8 @@ def nc_matmul(stationary: Tile, moving: Tile, *, mask: Any = None, perf_mode: An
     }
     if known.get("is_transpose"):
         out = new_tile(shape, right.dtype, MemoryRegion.psum)
-    isa.nc_matmul(out, left, right, perf_mode=perf_mode, **known)
+    if not nl.leaves_out(mask, out):
+        isa.nc_matmul(out, nl.in_sbuf(left), nl.in_sbuf(right), perf_mode=perf_mode, **known)
     return out
 
 
@@ -109,9 +110,11 @@ def nc_transpose(data: Tile, *, mask: Any = None, dtype: Any = None, engine: Any
     tile = data.partition_first()
     p, f = tile.shape[0], tile.size // tile.shape[0]
     on_vector = engine is isa.engine.vector or (engine is isa.engine.unknown and p <= 32 and f <= 32)
+    out = new_tile((f, p), dtype or tile.dtype, MemoryRegion.sbuf if on_vector else MemoryRegion.psum)
+    if nl.leaves_out(mask, out):
+        return out
     if not on_vector:
         tile = nl.in_sbuf(tile)
-    out = new_tile((f, p), dtype or tile.dtype, MemoryRegion.sbuf if on_vector else MemoryRegion.psum)
     isa.nc_transpose(out, tile, engine=isa.engine.vector if on_vector else isa.engine.tensor)
     return out
 
