@@ -189,11 +189,11 @@ def uninitialised_read(x):
     nisa.tensor_copy(tile((128, 8)), empty((128, 8)))
 
 
-@illegal("tensor_reduce reads uninitialised memory: .* written only in part")
+@illegal("tensor_partition_reduce reads uninitialised memory: .* written only in part")
 def partly_initialised_read(x):
     a = empty((128, 8))
     nisa.memset(a[:, 0:4], 0)
-    nisa.tensor_reduce(tile((128, 1)), nl.add, a, axis=1)
+    nisa.tensor_partition_reduce(tile((1, 8)), nl.add, a)
 
 
 @illegal("dma_copy reads uninitialised memory: .* written only in part")
@@ -203,7 +203,7 @@ def holes_in_a_result(x):
     nisa.dma_copy(empty((128, 8), buffer=nl.hbm), a)
 
 
-@illegal("tensor_reduce reads uninitialised memory: b.* written only in part")
+@illegal("tensor_partition_reduce reads uninitialised memory: b.* written only in part")
 def holes_move_with_elements(x):
     a, scale = empty((128, 8)), empty((128, 1))
     b = nl.ndarray((128, 8), nl.float32, name="b")
@@ -213,8 +213,18 @@ def holes_move_with_elements(x):
     nisa.activation(b, nl.exp, b)
     nisa.tensor_tensor(b, b, tile((128, 8)), nl.add)
     nisa.tensor_scalar(b, b, nl.multiply, scale)
-    nisa.tensor_reduce(tile((64, 1)), nl.add, b[0:64, 0:4], axis=1)  # what was written
-    nisa.tensor_reduce(tile((128, 1)), nl.add, b[:, 0:4], axis=1)
+    nisa.tensor_partition_reduce(tile((1, 4)), nl.add, b[0:64, 0:4])  # what was written
+    nisa.tensor_partition_reduce(tile((1, 4)), nl.add, b[:, 0:4])
+
+
+@illegal(r"dma_copy reads uninitialised memory: sums\[0; 1x128, 1x1\] was written only in part")
+def holes_move_in_their_partition(x):
+    a, sums = empty((128, 8)), nl.ndarray((128, 1), nl.float32, name="sums")
+    nisa.memset(a[0:64, :], 0)
+    nisa.memset(a[64:128, 0:4], 0)
+    nisa.tensor_reduce(sums, nl.add, a, axis=1)
+    nisa.dma_copy(empty((64, 1), buffer=nl.hbm), sums[0:64, :])
+    nisa.dma_copy(empty((128, 1), buffer=nl.hbm), sums)
 
 
 @illegal(r"nc_matmul reads uninitialised memory: t\d+\[32; .* written only in part")

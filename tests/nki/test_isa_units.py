@@ -98,6 +98,13 @@ def test_nc_matmul(k, m, n, dtype):
     same(got, wide(x).astype(np.float64).T @ wide(y), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_nc_matmul_of_a_strided_column(dtype):
+    x, y = normal(128, 64, dtype=dtype), normal(128, 4, 2, dtype=dtype)
+    got = run(lambda o, a, b: nisa.nc_matmul(o, a, b[:, 3:4, 0]), [x, y], [((64, 1), "float32", nl.psum)])
+    same(got, wide(x).T @ wide(y)[:, 3:4, 0], rtol=1e-5, atol=1e-4)
+
+
 def test_matmul_accumulates_by_write_history():
     x, y = normal(64, 32), normal(64, 96)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from torch_neuronx import _C
 from torch_neuronx.nki import dtypes
 from torch_neuronx.nki.dtypes import DType
 
@@ -58,6 +60,11 @@ class Argument:
     memory: torch.Tensor  # contiguous; on the CPU or on `neuron`
     copied: bool  # memory is not the caller's: a written argument is copied back
 
+    @property
+    def address(self) -> int:
+        """Where the host finds the memory."""
+        return int(_C._nki_address(self.memory))
+
     def copy_back(self) -> None:
         if not self.copied:
             return
@@ -85,6 +92,12 @@ def argument(value: Any) -> Argument:
         return Argument(value, tensor, not (shares and value.flags.writeable))
     tensor, _ = from_numpy(np.ascontiguousarray(np.asarray(value)))
     return Argument(value, tensor, True)
+
+
+def settle(arguments: Sequence[Argument]) -> None:
+    """Waits until the current streams of their devices have got as far as they are now."""
+    for device in {one.memory.device for one in arguments if one.memory.device.type == "neuron"}:
+        torch.neuron.current_stream(device).synchronize()  # type: ignore[attr-defined]
 
 
 def to_tensor(flat: torch.Tensor, kind: DType, shape: tuple[int, ...]) -> torch.Tensor:

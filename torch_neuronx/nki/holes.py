@@ -1,7 +1,7 @@
-"""Which elements of a result are known when an instruction's operands were written only in part.
+"""Which elements of results are known when an instruction's operands were written only in part.
 
 Kernels compute edge tiles whole: what lies beside the data was never written, and so is what becomes of it. That is no error as long as it
-stays where it is. The error is to use it: to reduce over it, to multiply matrices with it, to store it.
+stays where it is. The error is to use it: to reduce over partitions or multiply matrices with it, to let it decide an address, to store it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from torch_neuronx.nki.instruction import Instruction
+from torch_neuronx.nki.memory import AccessPattern
 from torch_neuronx.nki.written import Flags as Known  # [partitions, free size]
 
+Rule = Callable[[Instruction, Sequence[Known]], "Known | None"]
 
-def _elementwise(i: Instruction, known: Sequence[Known]) -> Known | None:
+
+def _elements(i: Instruction, known: Sequence[Known]) -> Known | None:
+    """Each element comes from the same one of the operands, and from scalars of its partition."""
     dst = i.writes[0]
     result = np.ones((dst.partitions, dst.free_size), np.bool_)
     for one in known:
@@ -24,12 +28,28 @@ def _elementwise(i: Instruction, known: Sequence[Known]) -> Known | None:
     return result
 
 
+def _partitions(i: Instruction, known: Sequence[Known]) -> Known | None:
+    """Each partition comes from the same one of the operands."""
+    dst = i.writes[0]
+    if any(len(one) != dst.partitions for one in known):
+        return None
+    rows = np.logical_and.reduce([one.all(axis=1) for one in known])
+    return np.repeat(rows[:, None], dst.free_size, axis=1)
+
+
+def _local_gather(i: Instruction, known: Sequence[Known]) -> Known | None:
+    """Groups of 16 partitions share their indices."""
+    source, index = known
+    groups = index.all(axis=1).reshape(-1, 16).all(axis=1)
+    return _partitions(i, [source, np.repeat(groups, 16)[:, None]])
+
+
 def _transpose(i: Instruction, known: Sequence[Known]) -> Known | None:
     return known[0].T
 
 
 def _shuffle(i: Instruction, known: Sequence[Known]) -> Known | None:
-    """What stays in the destination is the second operand."""
+    """The second operand is what stays in the destination."""
     source = known[0]
     result = known[1].copy() if len(known) > 1 else np.zeros((i.writes[0].partitions, source.shape[1]), np.bool_)
     for row in range(len(result)):
@@ -39,17 +59,21 @@ def _shuffle(i: Instruction, known: Sequence[Known]) -> Known | None:
     return result
 
 
-_ELEMENTWISE = "tensor_copy dma_copy sendrecv tensor_tensor tensor_scalar scalar_tensor_tensor activation activate2 exponential reciprocal"
-_RULES: dict[str, Callable[[Instruction, Sequence[Known]], Known | None]] = {
-    **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),  # cores that exchange run one program
+# Cores that exchange run one program, so they have the same holes.
+_BY_ELEMENT = "tensor_copy dma_copy sendrecv tensor_tensor tensor_scalar scalar_tensor_tensor activation reciprocal"
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(_BY_ELEMENT.split(), _elements),
+    **dict.fromkeys("tensor_reduce bn_stats bn_aggr max8 nc_n_gather tensor_tensor_scan".split(), _partitions),
+    "local_gather": _local_gather,
     "nc_transpose": _transpose,
     "nc_stream_shuffle": _shuffle,
 }
 
 
 def may_move(i: Instruction) -> bool:
-    """True for instructions that use no element for another one's result, on tiles with known addresses."""
-    return i.opcode in _RULES and len(i.writes) == 1 and all(not a.is_dynamic and a.region.on_chip for a in (*i.reads, *i.writes))
+    """True for an instruction that has a rule, on tiles with known addresses."""
+    accesses: tuple[AccessPattern, ...] = (*i.reads, *i.writes)
+    return i.opcode in _RULES and len(i.writes) == 1 and all(not a.is_dynamic and a.region.on_chip for a in accesses)
 
 
 def known_in_result(i: Instruction, known: Sequence[Known]) -> Known | None:

@@ -18,3 +18,16 @@ def plain_torch() -> Iterator[None]:
     """
     with no_dispatch(), torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
         yield
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A tile is too small to share: a team of threads costs more than it saves, above all on busy cores."""
+    threads = torch.get_num_threads()
+    if threads > 1:  # else nothing is set, neither for this thread nor for the process
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if threads > 1:
+            torch.set_num_threads(threads)

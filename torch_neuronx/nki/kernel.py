@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree
 
+from torch_neuronx import _C
 from torch_neuronx.nki import arrays, check, liveness, races, torch_op, trace
 from torch_neuronx.nki.dtypes import DType
 from torch_neuronx.nki.errors import NkiValidationError
@@ -447,7 +448,8 @@ def simulate_ranks(kernel: Any) -> Callable[[Sequence[Any]], list[Any]]:
         results = []
         for _, simulator, _, memory in ranks:
             flat = [torch.empty(b.size * b.dtype.bytes, dtype=torch.uint8) for b in simulator.outputs]
-            simulator.start([m.memory for m in memory], flat)
+            arrays.settle(memory)
+            simulator.start([m.address for m in memory], [_C._nki_address(one) for one in flat])
             results.append(flat)
         with plain_torch():
             run_together([core for _, simulator, _, _ in ranks for core in simulator.cores])

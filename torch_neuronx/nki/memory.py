@@ -6,7 +6,8 @@ import enum
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from torch_neuronx.nki.dtypes import DType
@@ -24,13 +25,9 @@ class MemoryRegion(enum.Enum):
     shared_hbm = "shared_hbm"
     register = "register"
 
-    @property
-    def on_chip(self) -> bool:
-        return self in (MemoryRegion.sbuf, MemoryRegion.psum)
-
-    @property
-    def is_hbm(self) -> bool:
-        return self in (MemoryRegion.private_hbm, MemoryRegion.shared_hbm)
+    def __init__(self, name: str) -> None:
+        self.on_chip = name in ("sbuf", "psum")
+        self.is_hbm = name.endswith("_hbm")
 
     def __str__(self) -> str:
         return self.value
@@ -55,20 +52,20 @@ class Buffer:
     nesting: tuple[int, ...] = ()  # indices of the device loops in whose body it was made
     needs_fill: bool = False  # may be read where it was not written: fresh memory shows NaN (or 4) there
 
-    @property
+    @cached_property
     def size(self) -> int:
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def partitions(self) -> int:
         return self.shape[self.partition_dim] if self.region.on_chip else 1
 
-    @property
+    @cached_property
     def free(self) -> int:
         """Elements in one partition."""
         return self.size // self.partitions
 
-    @property
+    @cached_property
     def free_bytes(self) -> int:
         return self.free * self.dtype.bytes
 
@@ -107,7 +104,6 @@ class AccessPattern:
     offset: int
     pattern: tuple[tuple[int, int], ...]
     dynamic: DynamicOffset | None = None
-    _cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def shape(self) -> tuple[int, ...]:

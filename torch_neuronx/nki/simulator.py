@@ -20,7 +20,7 @@ from torch_neuronx.nki import numerics
 from torch_neuronx.nki.dtypes import DType
 from torch_neuronx.nki.dynamic_access import DynamicAccess
 from torch_neuronx.nki.errors import NkiValidationError
-from torch_neuronx.nki.host import plain_torch
+from torch_neuronx.nki.host import one_thread, plain_torch
 from torch_neuronx.nki.instruction import Instruction, Loop, Node, Register, flatten
 from torch_neuronx.nki.liveness import Lifetime, lifetimes
 from torch_neuronx.nki.memory import AccessPattern, Buffer, MemoryRegion, common_shape
@@ -82,7 +82,7 @@ class Simulator:
         self._point: Callable[..., None] = _C._nki_point_slot
         self.slots: dict[Buffer, torch.Tensor] = {}
         self._make_slot: Callable[[int], torch.Tensor] = _C._nki_make_slot
-        self.lock = threading.RLock()
+        self._lock = threading.RLock()
         self.outputs = traced.output_buffers
         self.shared: dict[Buffer, torch.Tensor] = {}
         self.cores = [Binder(self, core, nodes) for core, nodes in enumerate(traced.instructions)]
@@ -93,20 +93,18 @@ class Simulator:
             self.slots[buffer] = self._make_slot(buffer.size * buffer.dtype.bytes)
         return self.slots[buffer]
 
-    def run(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+    def run(self, inputs: Sequence[int], results: Sequence[int]) -> None:
         """Replays the kernel once.
 
         Args:
-            inputs: contiguous tensors on the CPU or on ``neuron`` (drained), in the order of ``traced.inputs``; the kernel writes to them.
-            results: flat uint8 tensors that it fills, one for each of ``self.outputs``.
+            inputs: addresses of contiguous memory (``_C._nki_address``), in the order of ``traced.inputs``; the kernel writes to it.
+            results: those of memory that it fills, one for each of ``self.outputs``.
         """
-        with plain_torch():
+        with self._lock, plain_torch(), one_thread():
             self._run(inputs, results)
 
-    def _run(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+    def _run(self, inputs: Sequence[int], results: Sequence[int]) -> None:
         self.start(inputs, results)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # a tile is too small to share: a team of threads costs more than it saves, above all on busy cores
         try:
             if len(self.cores) > 1 or self._meet:
                 run_together(self.cores)
@@ -114,22 +112,21 @@ class Simulator:
                 for core in self.cores:
                     core.execute(core.steps)
         finally:
-            torch.set_num_threads(threads)
             self.finish()
 
-    def start(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
-        for buffer, tensor in (*zip(self.traced.inputs, inputs, strict=True), *zip(self.outputs, results, strict=True)):
+    def start(self, inputs: Sequence[int], results: Sequence[int]) -> None:
+        for buffer, address in (*zip(self.traced.inputs, inputs, strict=True), *zip(self.outputs, results, strict=True)):
             if buffer in self.slots:
-                self._point(self.slots[buffer], tensor)
-        for buffer, tensor in zip(self.outputs, results, strict=True):
-            if buffer.needs_fill and tensor.numel():
+                self._point(self.slots[buffer], address)
+        for buffer in self.outputs:
+            if buffer.needs_fill and buffer.size:
                 fill_unwritten(self.slot(buffer).view(buffer.dtype.storage), buffer.dtype)
         for core in self.cores:
             core.reset()
 
     def finish(self) -> None:
         for slot in self.slots.values():
-            self._point(slot, None)
+            self._point(slot, 0)
 
 
 def fill_unwritten(view: torch.Tensor, dtype: DType) -> None:

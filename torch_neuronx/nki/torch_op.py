@@ -1,12 +1,12 @@
 """Kernels and PyTorch: every launch on tensors is a call of one operator, which graphs, modes and profilers see.
 
 ``nki::kernel`` (``nki::kernel_into`` when the kernel writes to arguments) takes the name of a *site*, that is a kernel with all arguments
-but its tensors. The implementation waits for the current stream and then runs inline, on the memory of the tensors: emulated kernels are
-Python, and Python never runs on a stream thread. What is enqueued afterwards sees the results, so the order is that of the stream.
+but its tensors. The implementation enqueues a launch (launches.py).
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C._profiler import _RecordFunctionFast
 
+from torch_neuronx import _C
 from torch_neuronx.compile import hook
-from torch_neuronx.nki import arrays, symbolic
+from torch_neuronx.nki import arrays, launches, symbolic
 from torch_neuronx.nki.target import current_target
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ hook.after_import("torch._dynamo", _mark_for_dynamo)
 
 
 def execute(compiled: Compiled, leaves: Sequence[Any]) -> list[torch.Tensor]:
-    """Runs a kernel on the memory of its arguments.
+    """Runs a kernel on the memory of its arguments: in the current stream if they are on ``neuron``, else at once.
 
     Returns:
         The bytes of each output buffer, on the device of the tensors among the arguments (``neuron`` if one is there).
@@ -190,10 +191,11 @@ def execute(compiled: Compiled, leaves: Sequence[Any]) -> list[torch.Tensor]:
     device = devices.pop() if devices else torch.device("cpu")
     memory = [arrays.argument(leaf) for leaf in leaves]
     results = [torch.empty(b.size * b.dtype.bytes, dtype=torch.uint8, device=device) for b in traced.output_buffers]
-    if device.type == "neuron":
-        torch.neuron.current_stream(device).synchronize()  # type: ignore[attr-defined]
-    with simulator.lock:
-        simulator.run([m.memory for m in memory], results)
+    replay = functools.partial(simulator.run, [m.address for m in memory], [_C._nki_address(result) for result in results])
+    on_the_stream = device.type == "neuron" and all(m.memory.device == device for m in memory)
+    if not (on_the_stream and launches.enqueue(device, replay)):
+        arrays.settle(memory)
+        replay()
     for index in traced.written_inputs:
         memory[index].copy_back()
     return results

@@ -417,8 +417,8 @@ void EmulatedStream::drain(uint64_t sequence) {
   if (reached(sequence)) return;
   sequence = std::min(sequence, added());  // enqueued() may have promised the record of a window that another thread was closing
   auto& executor = Executor::get();
-  if (holding_slot) return executor.insist(*this, sequence);
   HostWaitScope wait;
+  if (holding_slot) return executor.insist(*this, sequence);
   auto reached_it = [&] { return reached(sequence); };
   // The holder of the slot may be at work for another stream: take over as soon as it pauses.
   while (executor.acquire_unless(reached_it)) {

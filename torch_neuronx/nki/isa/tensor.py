@@ -237,7 +237,7 @@ def _moving_filler(bind: Binder, access: AccessPattern, shape: tuple[int, int], 
 
     def fill(packed: torch.Tensor) -> None:
         tile = values().to(kind)
-        if p % 2 or (tile.stride(1) != 1 and n > 1):
+        if p % 2 or tile.stride(1) != 1:
             padded = torch.zeros(p + p % 2, n, dtype=kind)
             padded[:p] = tile
             tile = padded
