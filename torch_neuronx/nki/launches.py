@@ -67,6 +67,8 @@ def _close() -> None:
     """While there is an interpreter: what is in the streams is replayed, and the thread ends."""
     global _closed
     _closed = True
+    if _device._is_in_bad_fork():
+        return  # the thread is the parent's
     try:
         for index in range(_device.device_count()):
             _device.synchronize(index)
