@@ -286,6 +286,24 @@ def test_foreach_is_one_call_each() -> None:
     assert [y.shape for y in torch._foreach_mul(xs, xs)] == [x.shape for x in xs]
 
 
+@pytest.mark.parametrize("name", ["_foreach_addcmul", "_foreach_addcdiv", "_foreach_addcmul_", "_foreach_addcdiv_"])
+def test_foreach_numbers_in_a_tensor(name: str) -> None:
+    """On the host, as CUDA wants them, or on the device. Other numbers make no other Program."""
+    lists = [[torch.full((n + 1,), float(n + k + 1)) for n in range(3)] for k in range(3)]
+    for device, values in (("cpu", [1.0, 2.0, 3.0]), (DEVICE, [1.0, 2.0, 3.0]), ("cpu", [0.5, 4.0, -1.0])):
+        ours = [[x.to(DEVICE) for x in tensors] for tensors in lists]
+        theirs = [[x.clone() for x in tensors] for tensors in lists]
+        numbers = torch.tensor(values, device=device)
+        before = _C._counters()["cached_programs"]
+        result = getattr(torch, name)(*ours, numbers) or ours[0]
+        made = _C._counters()["cached_programs"] - before
+        expected = getattr(torch, name)(*theirs, torch.tensor(values)) or theirs[0]
+        torch.testing.assert_close([x.cpu() for x in result], expected)
+    assert made == 0
+    with pytest.raises(RuntimeError, match="Expected length of scalars to match input of length 3 but got 2"):
+        getattr(torch, name)(*ours, torch.ones(2))
+
+
 def test_eviction_keeps_results_right(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.arange(64.0, device=DEVICE)
     pending = [x[:n] * 2 for n in range(1, 40)]
