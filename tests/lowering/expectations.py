@@ -15,7 +15,7 @@ _BY_REASON = {
     """,
     "the chip has no such tensors": "chalf sparse.mm.reduce sparse.sampled_addmm to_sparse",
     "no lowering yet: linear algebra": """
-        linalg.eigvals linalg.ldl_factor linalg.ldl_factor_ex linalg.ldl_solve linalg.lstsq linalg.lstsq.grad_oriented
+        linalg.eig linalg.eigvals linalg.ldl_factor linalg.ldl_factor_ex linalg.ldl_solve linalg.lstsq linalg.lstsq.grad_oriented
     """,
     "no lowering yet: special functions": """
         special.airy_ai special.bessel_j0 special.bessel_j1 special.bessel_y0 special.bessel_y1 special.modified_bessel_k0
@@ -23,7 +23,6 @@ _BY_REASON = {
     """,
     "no lowering yet": "_segment_reduce.lengths _segment_reduce.offsets hash_tensor histogram histogramdd",
     "its recurrence cancels: PyTorch's own float32 result is further from float64's than the tolerance": "special.hermite_polynomial_he",
-    "padding where there are fewer results than asked for": "nonzero_static",
 }
 ROWS: dict[str, str] = {name: reason for reason, names in _BY_REASON.items() for name in names.split()}
 

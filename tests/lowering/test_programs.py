@@ -179,6 +179,38 @@ def test_what_reads_a_tensor_on_the_host() -> None:
             split()
 
 
+def test_repeats_of_a_known_total() -> None:
+    """Without ``output_size`` the shape depends on data."""
+    x, repeats = base(4, 2), torch.tensor([0, 3, 1, 2])
+    (result,) = run_lowered(lambda x, repeats: torch.repeat_interleave(x, repeats, 0, output_size=6), [x, repeats])
+    torch.testing.assert_close(result, x.repeat_interleave(repeats, 0))
+    with pytest.raises(NotLowered, match="depends on data"):
+        to_stablehlo(lambda x, repeats: torch.repeat_interleave(x, repeats, 0), x, repeats)
+
+
+def test_nonzero_static_of_nothing() -> None:
+    (result,) = run_call(aten.nonzero_static.default, torch.zeros(5, 0, 3), size=2, fill_value=7)
+    torch.testing.assert_close(result, torch.full((2, 3), 7))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_of_masked_scores_has_no_weights(dtype: torch.dtype) -> None:
+    """Zeros, where softmax gives NaN."""
+    x = torch.rand(4, 5, dtype=dtype).masked_fill_(torch.tensor([True, False, False, False])[:, None], -torch.inf)
+    for dim in (0, 1):
+        (result,) = run_call(aten._safe_softmax.default, x, dim)
+        torch.testing.assert_close(result, aten._safe_softmax.default(x, dim))
+    (result,) = run_call(aten._safe_softmax.default, torch.tensor(-torch.inf), 0)
+    assert result.item() == 0
+
+
+def test_a_quotient_is_rounded_before_it_is_cut() -> None:
+    """288 / 17 is 16.94, which is 17 in bfloat16."""
+    a, b = torch.tensor([288.0], dtype=torch.bfloat16), torch.tensor([17.0], dtype=torch.bfloat16)
+    (result,) = run_call(aten.div.Tensor_mode, a, b, rounding_mode="trunc")
+    torch.testing.assert_close(result, torch.div(a, b, rounding_mode="trunc"))
+
+
 def test_what_resizes_its_argument() -> None:
     """``resize_as_`` takes the shape of another tensor, whose metadata alone counts."""
     x = base(6, 4)

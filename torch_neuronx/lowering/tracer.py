@@ -361,6 +361,10 @@ class Tracer(TorchDispatchMode):
                 return func(*args, **kwargs)
         except NotImplementedError:
             return None
+        except RuntimeError as error:
+            if torch.Tag.dynamic_output_shape not in func.tags:
+                raise
+            raise NotLowered(func.name(), decompositions.why_not(func)) from error
 
     def _read(self, value: Any) -> Any:
         if isinstance(value, Traced):

@@ -167,12 +167,17 @@ def _masked_scatter_backward(gradient: Any, mask: Any, sizes: Any) -> Any:
 
 @lowers("nonzero_static")
 def _nonzero_static(x: Any, *, size: int, fill_value: int = -1) -> Any:
-    if x.ndim == 0:
-        return jnp.zeros((size, 0), jnp.int64)
+    if x.size == 0 or x.ndim == 0:
+        return jnp.full((size, x.ndim), fill_value, jnp.int64)
     return jnp.stack(jnp.nonzero(x != 0, size=size, fill_value=fill_value), -1).astype(jnp.int64)
 
 
 # ---- along one dimension ----
+
+
+@lowers("repeat_interleave.Tensor")
+def _repeat_interleave(repeats: Any, *, output_size: int) -> Any:
+    return jnp.repeat(jnp.arange(repeats.shape[0], dtype=repeats.dtype), repeats, total_repeat_length=output_size)
 
 
 @lowers("index_select")

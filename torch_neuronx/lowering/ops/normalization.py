@@ -17,9 +17,17 @@ def _largest(x: Any, dim: int) -> Any:
     return jnp.max(x, dim, keepdims=True) if x.shape[dim] else jnp.zeros((), x.dtype)
 
 
-@lowers("_softmax", "_safe_softmax", call=True)
+@lowers("_safe_softmax", call=True)
+def _safe_softmax(call: CallInfo, x: Any, dim: int, _dtype: Any = None) -> Any:
+    """0 for a row that is -inf throughout, where ``_softmax`` gives NaN: all of a query's keys are masked."""
+    masked = x == -jnp.inf
+    masked = jnp.all(masked, dim_of(dim, x.ndim), keepdims=True) if x.ndim else masked
+    made = _softmax(call, x, dim)
+    return jnp.where(masked, jnp.zeros_like(made), made)
+
+
+@lowers("_softmax", call=True)
 def _softmax(call: CallInfo, x: Any, dim: int, half_to_float: Any = False) -> Any:
-    """``_safe_softmax`` gives 0 for a row that is -inf throughout, where ``_softmax`` gives NaN."""
     out = result_dtype(call)
     x = convert(x, wide(out))
     if x.ndim == 0:

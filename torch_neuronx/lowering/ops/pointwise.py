@@ -311,10 +311,6 @@ def _floor_divide(a: Any, b: Any) -> Any:
     return jnp.where(b == 0, a / b, floor)
 
 
-def _trunc_divide(a: Any, b: Any) -> Any:
-    return _trunc(a / b) if is_float(a) else lax.div(a, b)
-
-
 def _pow(a: Any, b: Any) -> Any:
     if is_float(a) or is_complex(a):
         if is_complex(a):
@@ -504,8 +500,9 @@ def _is_one(alpha: Any) -> bool:
 @lowers("div.Tensor_mode", "div.Scalar_mode", call=True)
 def _div_mode(call: CallInfo, a: Any, b: Any, rounding_mode: str | None = None) -> Any:
     out = result_dtype(call)
-    function = {"floor": _floor_divide, "trunc": _trunc_divide, None: lax.div}[rounding_mode]
-    return convert(function(*broadcast(convert(a, wide(out)), convert(b, wide(out)))), out)
+    function = {"floor": _floor_divide, "trunc": lax.div, None: lax.div}[rounding_mode]
+    quotient = convert(function(*broadcast(convert(a, wide(out)), convert(b, wide(out)))), out)
+    return _trunc(quotient) if rounding_mode == "trunc" and is_float(quotient) else quotient  # of the quotient in its own dtype
 
 
 # Both arguments in the dtype that they promote to; the result is bool.
