@@ -160,32 +160,43 @@ ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::reduce(Tensors& tensors, const c
 ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                           const c10d::AllgatherOptions& options) {
   only(inputs, "all_gather");
-  only(outputs, "all_gather");
-  return allgather_coalesced(outputs, inputs, options);
+  check_list(only(outputs, "all_gather"), size_, "all_gather");
+  std::vector<Tensors> by_rank;
+  for (const auto& output : outputs[0]) by_rank.push_back({output});
+  return allgather_coalesced(by_rank, inputs, options);
 }
 
+/// c10d's order: outputs[rank][i] is what `rank` gave as inputs[i].
 ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                                                     const c10d::AllgatherOptions& options) {
-  TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(), "all_gather needs a list of outputs for each input, but got ",
-                    outputs.size(), " lists for ", inputs.size(), " inputs");
+  TORCH_CHECK_VALUE(!inputs.empty(), "all_gather needs a tensor");
+  TORCH_CHECK_VALUE(static_cast<int>(outputs.size()) == size_, "all_gather_coalesced needs a list of outputs per rank of the group (",
+                    size_, "), but got ", outputs.size());
+  for (const auto& list : outputs)
+    TORCH_CHECK_VALUE(list.size() == inputs.size(), "all_gather_coalesced needs an output for each of the ", inputs.size(),
+                      " inputs in each rank's list, but one has ", list.size());
   Call call(inputs.size() == 1 ? OpType::ALLGATHER : OpType::ALLGATHER_COALESCED, options.timeout);
-  std::vector<Tensors> output_views;
-  Tensors input_views;
+  std::vector<Tensors> to_views(size_);
+  Tensors from_views;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    check_list(outputs[i], size_, "all_gather");
-    for (const auto& output : outputs[i]) check_same_dtype(output, inputs[i]);
     const auto input = call.input(inputs[i]);
-    const auto to = each(outputs[i], [&](const auto& tensor) { return call.output(tensor); });
+    Tensors to;
+    for (int rank = 0; rank < size_; ++rank) {
+      check_same_dtype(outputs[rank][i], inputs[i]);
+      to.push_back(call.output(outputs[rank][i]));
+      to_views[rank].push_back(host_view(to.back()));
+    }
     TORCH_CHECK_VALUE(to[rank_].numel() == input.numel(), "all_gather: output ", rank_, " has ", to[rank_].numel(),
                       " elements, but the input has ", input.numel());
     call.collectives.push_back(make(Kind::allgather, dtype_of(input.scalar_type()), {buffer_of(input)}, buffers_of(to)));
-    append(call.outputs, outputs[i]);
-    input_views.push_back(host_view(input));
-    output_views.push_back(host_views(to));
+    from_views.push_back(host_view(input));
   }
-  call.transfer = [options, output_views, input_views](c10d::Backend& backend) mutable {
-    return input_views.size() == 1 ? backend.allgather(output_views, input_views, options)
-                                   : backend.allgather_coalesced(output_views, input_views, options);
+  for (const auto& list : outputs) append(call.outputs, list);
+  call.transfer = [options, to_views, from_views](c10d::Backend& backend) mutable {
+    if (from_views.size() > 1) return backend.allgather_coalesced(to_views, from_views, options);
+    std::vector<Tensors> one(1);
+    for (auto& list : to_views) one[0].push_back(list[0]);
+    return backend.allgather(one, from_views, options);
   };
   return submit(std::move(call));
 }

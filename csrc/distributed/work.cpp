@@ -23,7 +23,7 @@ bool Work::done() const {
 }
 
 bool Work::isCompleted() {
-  if (done()) return true;
+  if (awaited_.load(std::memory_order_acquire) || done()) return true;
   for (auto& operation : parts_.operations)
     for (auto [stream, sequence] : operation->points) stream->query();  // what it waits for may lie idle
   if (parts_.tail.first) parts_.tail.first->query();
@@ -57,6 +57,7 @@ bool Work::wait(std::chrono::milliseconds timeout) {
   if (auto error = exception()) std::rethrow_exception(error);
   if (timeout != kNoTimeout || parts_.blocks_host || settings().launch_blocking) wait_on_host(timeout);
   order(*current_stream(parts_.device));
+  awaited_.store(true, std::memory_order_release);
   return true;
 }
 

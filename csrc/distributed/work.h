@@ -3,7 +3,9 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <atomic>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "csrc/distributed/operation.h"
@@ -24,6 +26,8 @@ class Work final : public c10d::Work {
   };
   explicit Work(Parts parts);
 
+  /// Whether the results can be used on the current stream: all is done, or wait() has made a stream wait for it. (PyTorch's documentation
+  /// of Work.is_completed() says so of devices with streams.) Never waits.
   bool isCompleted() override;
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
@@ -50,6 +54,7 @@ class Work final : public c10d::Work {
   void wait_on_host(std::chrono::milliseconds timeout) const;
 
   const Parts parts_;
+  std::atomic<bool> awaited_{false};  ///< wait() has returned
   std::mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };

@@ -290,10 +290,40 @@ def check_coalesced() -> None:
             dist.reduce_scatter_tensor(i, o)
     for i in inputs:
         same(i, torch.full_like(i.cpu(), size * rank))
+    # a list for each rank, in it an output for each input; the numbers of both differ
+    sources = [torch.full((n,), 10.0 * rank + n, device=D) for n in (3, 20_000)] + [torch.full((2,), 1.0 * rank, device=D)]
+    gathered = [[torch.empty_like(x) for x in sources] for _ in range(size)]
+    dist.all_gather_coalesced(gathered, sources)
+    for source, tensors in enumerate(gathered):
+        for n, tensor in zip((3, 20_000), tensors, strict=False):
+            same(tensor, torch.full((n,), 10.0 * source + n))
+        same(tensors[-1], torch.full((2,), 1.0 * source))
+    with pytest.raises(ValueError, match="a list of outputs per rank"):
+        dist.all_gather_coalesced(gathered[:-1], sources)
 
 
 def test_coalesced(ranks4: Ranks) -> None:
     ranks4.run(check_coalesced)
+
+
+def check_sparse(dense: tuple[int, ...]) -> None:
+    """Rank r has elements at 0..r, one of them twice."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+
+    def of(rank: int) -> torch.Tensor:
+        at = torch.arange(rank + 2).clamp(max=rank)
+        return torch.sparse_coo_tensor(torch.stack([at, at * 2]), torch.full((rank + 2, *dense), rank + 1.0), (size, 2 * size, *dense))
+
+    tensor = of(rank).to(D)
+    dist.all_reduce(tensor)
+    same(tensor.to_dense(), sum(of(r).to_dense() for r in range(size)))
+    with pytest.raises(ValueError, match=r"use ReduceOp\.SUM"):
+        dist.all_reduce(of(rank).to(D), dist.ReduceOp.MAX)
+
+
+@pytest.mark.parametrize("dense", [(), (3,)])
+def test_sparse_sums(ranks4: Ranks, dense: tuple[int, ...]) -> None:
+    ranks4.run(check_sparse, dense)
 
 
 # ---- messages ----
@@ -444,6 +474,7 @@ def check_work() -> None:
     doubled = tensor * 2
     queued = time.monotonic() - started
     assert rank == 0 or queued < 0.7, queued
+    assert work.is_completed()  # its results can be used on this stream
     same(doubled, torch.full((50_000,), 2.0 * size))
 
 

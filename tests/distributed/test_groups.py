@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,27 @@ def check_bound() -> None:
 
 def test_barriers(ranks2: Ranks) -> None:
     ranks2.run(check_bound)
+
+
+def check_monitored(message: str) -> None:
+    dist.monitored_barrier()
+    dist.monitored_barrier(timeout=20, wait_all_ranks=True)
+    group = dist.new_group([0, 1])
+    if dist.get_rank() == 0:
+        with pytest.raises(RuntimeError, match=message):
+            dist.monitored_barrier(group, timeout=timedelta(seconds=0.5))
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [("neuron", "BARRIER.*it waits for rank 1"), ("cpu:gloo,neuron:neuron", "Rank 1 failed to pass monitoredBarrier")],
+)
+def test_a_monitored_barrier_names_who_did_not_come(backend: str, message: str) -> None:
+    ranks = Ranks(2, TEST_BACKEND=backend)
+    try:
+        ranks.run(check_monitored, message)
+    finally:
+        ranks.close()
 
 
 def test_documented_script_runs(tmp_path: Path) -> None:

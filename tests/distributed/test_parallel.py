@@ -77,7 +77,12 @@ def check_ddp_options() -> None:
     expected = alone()
     for options in ({"static_graph": True}, {"gradient_as_bucket_view": True, "bucket_cap_mb": 1e-4}, {"find_unused_parameters": True}):
         model = DDP(make_model(), **options)
+        model._set_ddp_runtime_logging_sample_rate(1)
         train(model, sgd(model))
+        measured = model._get_ddp_logging_data()
+        assert (
+            measured["forward_compute_time"] > 0 and measured["backward_compute_time"] >= measured["backward_compute_comm_overlap_time"] > 0
+        )
         same(full(model.module.state_dict()), expected)
     hooked = {
         "allreduce": (None, default_hooks.allreduce_hook, 1e-5),
