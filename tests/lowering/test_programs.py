@@ -211,6 +211,17 @@ def test_a_quotient_is_rounded_before_it_is_cut() -> None:
     torch.testing.assert_close(result, torch.div(a, b, rounding_mode="trunc"))
 
 
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, torch.inf])
+def test_rows_of_an_embedding_are_shortened(p: float) -> None:
+    """In place, once for each row that is named; Embedding(max_norm=...)."""
+    weight, indices = base(5, 4) / 7, torch.tensor([[3, 0], [3, 4]])
+    expected = weight.clone()
+    aten.embedding_renorm_.default(expected, indices, 1.0, p)
+    (result,) = run_call(aten.embedding_renorm_.default, weight, indices, 1.0, p)
+    torch.testing.assert_close(result, expected)
+    torch.testing.assert_close(weight, expected)
+
+
 def test_what_resizes_its_argument() -> None:
     """``resize_as_`` takes the shape of another tensor, whose metadata alone counts."""
     x = base(6, 4)

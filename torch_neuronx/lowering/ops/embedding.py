@@ -8,12 +8,24 @@ import jax.numpy as jnp
 from jax import lax
 
 from torch_neuronx.lowering.promotion import convert, wide
+from torch_neuronx.lowering.ops.reduction import p_norm
 from torch_neuronx.lowering.table import CallInfo, NotLowered, lowers
 
 
 @lowers("embedding")
 def _embedding(weight: Any, indices: Any, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False) -> Any:
     return jnp.take(weight, indices, axis=0, mode="clip")
+
+
+@lowers("embedding_renorm")
+def _embedding_renorm(weight: Any, indices: Any, max_norm: Any, norm_type: Any) -> Any:
+    """Rows that ``indices`` name and that are longer than ``max_norm`` are shortened to it (``Embedding(max_norm=...)``)."""
+    work = wide(weight.dtype)
+    rows = convert(weight, work)
+    norm = p_norm(jnp.abs(rows), norm_type, (1,))
+    used = jnp.zeros((weight.shape[0],), jnp.bool_).at[indices.reshape(-1)].set(True)
+    shortened = convert(rows * (max_norm / (norm + 1e-7)).astype(work)[:, None], weight.dtype)
+    return jnp.where((used & (norm > max_norm))[:, None], shortened, weight)
 
 
 @lowers("embedding_dense_backward")

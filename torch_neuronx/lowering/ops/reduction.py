@@ -176,24 +176,31 @@ def _std_mean(call: CallInfo, x: Any, dim: Any = None, *, correction: Any = None
     return _shaped(call, convert(lax.sqrt(variance), result_dtype(call, 0)), 0), _shaped(call, convert(mean, result_dtype(call, 1)), 1)
 
 
+def p_norm(size: Any, p: Any, dims: tuple[int, ...]) -> Any:
+    """Of absolute values."""
+    if p == math.inf:
+        return jnp.max(size, dims)
+    if p == -math.inf:
+        return jnp.min(size, dims)
+    if p == 0:
+        return jnp.sum(size != 0, dims).astype(size.dtype)
+    if p == 1:
+        return jnp.sum(size, dims)
+    if p == 2:
+        return lax.sqrt(jnp.sum(size * size, dims))
+    return jnp.power(jnp.sum(jnp.power(size, p), dims), 1.0 / p)
+
+
 @lowers("linalg_vector_norm", call=True)
 def _vector_norm(call: CallInfo, x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     out = result_dtype(call)
     size = jnp.abs(convert(x, wide(x.dtype)))
     size = convert(size, wide(out))
     dims = tuple(dims_of(dim, x.ndim))
-    if ord == math.inf:
-        norm = jnp.max(size, dims) if count(x, list(dims)) else jnp.zeros(tuple(call.out.shape), size.dtype)
-    elif ord == -math.inf:
-        norm = jnp.min(size, dims)
-    elif ord == 0:
-        norm = jnp.sum(size != 0, dims).astype(size.dtype)
-    elif ord == 1:
-        norm = jnp.sum(size, dims)
-    elif ord == 2:
-        norm = lax.sqrt(jnp.sum(size * size, dims))
+    if ord == math.inf and not count(x, list(dims)):
+        norm = jnp.zeros(tuple(call.out.shape), size.dtype)
     else:
-        norm = jnp.power(jnp.sum(jnp.power(size, ord), dims), 1.0 / ord)
+        norm = p_norm(size, ord, dims)
     return _shaped(call, convert(norm, out))
 
 
