@@ -205,10 +205,10 @@ def test_a_row_of_masked_scores_has_no_weights(dtype: torch.dtype) -> None:
 
 
 def test_a_quotient_is_rounded_before_it_is_cut() -> None:
-    """288 / 17 is 16.94, which is 17 in bfloat16."""
+    """288 / 17 is 16.94, which is 17 in bfloat16. (PyTorch on the CPU says so in its vectors, and 16 for what is left over.)"""
     a, b = torch.tensor([288.0], dtype=torch.bfloat16), torch.tensor([17.0], dtype=torch.bfloat16)
     (result,) = run_call(aten.div.Tensor_mode, a, b, rounding_mode="trunc")
-    torch.testing.assert_close(result, torch.div(a, b, rounding_mode="trunc"))
+    assert result.item() == 17
 
 
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0, torch.inf])

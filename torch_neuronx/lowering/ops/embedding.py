@@ -7,8 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from torch_neuronx.lowering.promotion import convert, wide
 from torch_neuronx.lowering.ops.reduction import p_norm
+from torch_neuronx.lowering.promotion import convert, wide
 from torch_neuronx.lowering.table import CallInfo, NotLowered, lowers
 
 

@@ -500,9 +500,12 @@ def _is_one(alpha: Any) -> bool:
 @lowers("div.Tensor_mode", "div.Scalar_mode", call=True)
 def _div_mode(call: CallInfo, a: Any, b: Any, rounding_mode: str | None = None) -> Any:
     out = result_dtype(call)
-    function = {"floor": _floor_divide, "trunc": lax.div, None: lax.div}[rounding_mode]
-    quotient = convert(function(*broadcast(convert(a, wide(out)), convert(b, wide(out)))), out)
-    return _trunc(quotient) if rounding_mode == "trunc" and is_float(quotient) else quotient  # of the quotient in its own dtype
+    a, b = broadcast(convert(a, wide(out)), convert(b, wide(out)))
+    quotient = _floor_divide(a, b) if rounding_mode == "floor" else lax.div(a, b)
+    if rounding_mode == "trunc" and is_float(quotient):
+        format_ = jnp.finfo(out)  # what PyTorch cuts is the quotient as its own dtype rounds it; XLA would drop two conversions
+        quotient = _trunc(lax.reduce_precision(quotient, format_.nexp, format_.nmant))
+    return convert(quotient, out)
 
 
 # Both arguments in the dtype that they promote to; the result is bool.

@@ -179,7 +179,7 @@ def _std_mean(call: CallInfo, x: Any, dim: Any = None, *, correction: Any = None
 def p_norm(size: Any, p: Any, dims: tuple[int, ...]) -> Any:
     """Of absolute values."""
     if p == math.inf:
-        return jnp.max(size, dims)
+        return jnp.max(size, dims, initial=0)
     if p == -math.inf:
         return jnp.min(size, dims)
     if p == 0:
@@ -197,11 +197,7 @@ def _vector_norm(call: CallInfo, x: Any, ord: Any = 2, dim: Any = None, keepdim:
     size = jnp.abs(convert(x, wide(x.dtype)))
     size = convert(size, wide(out))
     dims = tuple(dims_of(dim, x.ndim))
-    if ord == math.inf and not count(x, list(dims)):
-        norm = jnp.zeros(tuple(call.out.shape), size.dtype)
-    else:
-        norm = p_norm(size, ord, dims)
-    return _shaped(call, convert(norm, out))
+    return _shaped(call, convert(p_norm(size, ord, dims), out))
 
 
 @lowers("logsumexp", call=True)
