@@ -186,6 +186,7 @@ bool fix_default_dtype(Program& program) {
 bool is_serial(const Program& program) {
   constexpr double kGrain = 32768;           // at::internal::GRAIN_SIZE: pointwise kernels of this size stay on one thread
   constexpr double kProducts = 1024 * 1024;  // multiply-adds that one core does in the time it takes to wake another
+  constexpr double kMatrix = 128 * 1024;     // elements that one core reads in that time: what a product with a vector takes
   const auto& call = program.calls[0];
   if (has(heavy_names(), call.op)) return false;
   std::vector<double> numels;
@@ -200,7 +201,7 @@ bool is_serial(const Program& program) {
   if (has(product_names(), call.op)) {
     // m x k times k x n: the three matrices hold mk, kn and mn elements, and mk * kn * mn is the square of the work.
     double work = numels[0] * (numels.size() > 1 ? numels[1] : 1) * (numels.size() > 2 ? numels[2] : 1);
-    return std::sqrt(work) < kProducts;
+    return std::sqrt(work) < kProducts && numels[0] < kMatrix;
   }
   // A long list adds up.
   return numels[0] * std::max(1.0, static_cast<double>(call.tensors.size()) / 8) < kGrain;

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
+from torch._functorch.compile_utils import fx_graph_cse
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.output_code import OutputCode
 
@@ -27,6 +28,8 @@ def compile_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], setti
 
     def compiler(direction: str) -> SerializableAOTDispatchCompiler:
         def one_direction(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> OutputCode:
+            if direction == "inference":  # with gradients, the partitioner has done so
+                graph.graph = fx_graph_cse(graph.graph)
             rewrites.apply(graph)
             foreign.check(graph, settings)
             random_state.replace(graph)
