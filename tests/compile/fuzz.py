@@ -1,6 +1,6 @@
 """Random programs: lists of calls on a growing pool of tensors, drawn from a seed, the same on every run.
 
-``python -m tests.compile.fuzz [--count 200] [--start 0]`` compares compiled with eager, bit for bit.
+``python -m tests.compile.fuzz [--count 200] [--start 0]`` compares Adaptive Eager and compiled code with eager, bit for bit.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+
+from torch_neuronx import _C
 
 DEVICE = "neuron"
 Call = Callable[[list[torch.Tensor]], torch.Tensor]
@@ -72,6 +74,25 @@ def outcome(function: Callable[..., list[torch.Tensor]], rows: int, columns: int
     return [value.detach() for value in (*results, x.grad, y.grad, z) if value is not None]
 
 
+def same(got: torch.Tensor, wanted: torch.Tensor) -> bool:
+    return got.dtype == wanted.dtype and got.shape == wanted.shape and torch.equal(got.nan_to_num(7.0), wanted.nan_to_num(7.0))
+
+
+def adaptive_difference(seed: int) -> str | None:
+    """What Adaptive Eager does otherwise than plain eager, or None: as its windows are met, built and replayed."""
+    function, shape = program(seed), (6, 4)
+    expected = outcome(function, *shape)
+    _C._set_adaptive_eager(True)
+    try:
+        for attempt in range(4):
+            for index, (got, wanted) in enumerate(zip(outcome(function, *shape), expected, strict=True)):
+                if not same(got, wanted):
+                    return f"Adaptive Eager, run {attempt}, tensor {index}: differs by {(got - wanted).abs().max().item()}"
+    finally:
+        _C._set_adaptive_eager(False)
+    return None
+
+
 def difference(seed: int) -> str | None:
     """What compiled code does otherwise than eager, or None. Half of the programs are compiled with dynamic sizes and see two."""
     function = program(seed)
@@ -85,12 +106,12 @@ def difference(seed: int) -> str | None:
         for index, (got, wanted) in enumerate(zip(actual, expected, strict=True)):
             if got.dtype != wanted.dtype or got.shape != wanted.shape:
                 return f"run {attempt}, tensor {index}: {got.dtype} {tuple(got.shape)}, expected {wanted.dtype} {tuple(wanted.shape)}"
-            if torch.equal(got.nan_to_num(7.0), wanted.nan_to_num(7.0)):
+            if same(got, wanted):
                 continue
             # AOTAutograd may differentiate another way than eager does, on the CPU too (seed 6: another gradient, not rounding): then its
             # own backend is what ours has to equal.
             by_pytorch = outcome(torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=bool(seed % 2)), *shape)[index]
-            if not torch.equal(got.nan_to_num(7.0), by_pytorch.nan_to_num(7.0)):
+            if not same(got, by_pytorch):
                 return f"run {attempt}, tensor {index}: differs by {(got - wanted).abs().max().item()}"
     return None
 
@@ -99,7 +120,7 @@ def failures(seeds: Sequence[int]) -> list[str]:
     found = []
     for seed in seeds:
         try:
-            text = difference(seed)
+            text = adaptive_difference(seed) or difference(seed)
         except Exception as error:
             text = f"{type(error).__name__}: {str(error)[:300]}"
         if text:
@@ -114,7 +135,7 @@ def main() -> int:
     options = parser.parse_args()
     found = failures(range(options.start, options.start + options.count))
     print("\n".join(found))
-    print(f"{options.count - len(found)} of {options.count} programs: compiled = eager, bit for bit")
+    print(f"{options.count - len(found)} of {options.count} programs: compiled = Adaptive Eager = eager, bit for bit")
     return bool(found)
 
 
