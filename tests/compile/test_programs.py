@@ -206,3 +206,19 @@ print(torch.compile(f, backend="neuron", options={"fallback_execution": True})(x
     assert second == "[1.5, 1.5, 1.5]" and "foreign::half runs on the host" in run.stderr
     run = run_python(code, TORCH_NEURONX_FALLBACK="allow", timeout=180)
     assert run.stdout.splitlines() == ["[1.5, 1.5, 1.5]"] * 2, run.stderr
+
+
+def test_what_is_computed_twice_is_computed_once() -> None:
+    table, place, x = on_device(16, 8), torch.tensor([3], device="neuron"), on_device(16, 8)
+
+    @torch.no_grad()
+    def rotate(x):
+        return (x * table[place].cumsum(1)).sum(0), (x.neg() * table[place].cumsum(1)).sum(0)
+
+    compiled = torch.compile(rotate, backend="neuron", fullgraph=True)
+    expected = rotate(x)
+    compiled(x)
+    with torch.neuron.explain() as report:
+        results = compiled(x)
+    assert all(torch.equal(got, wanted) for got, wanted in zip(results, expected, strict=True))
+    assert report.as_dict()["compiled"]["calls"] == 7, report  # not 9: one index, one cumsum
