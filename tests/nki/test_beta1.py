@@ -83,6 +83,58 @@ def test_a_product_that_its_mask_leaves_out_adds_nothing():
     np.testing.assert_allclose(nki.simulate_kernel(lower_blocks, a, b), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_a_masked_reduction_keeps_its_dimensions():
+    @nki.jit
+    def shifted(x: nki.tensor) -> nki.tensor:
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        row, column = nl.arange(128)[:, None], nl.arange(x.shape[1])[None, :]
+        for i in nl.affine_range(2):
+            inside = i * 128 + row < x.shape[0]
+            tile = nl.load(x[i * 128 + row, column], mask=inside)
+            largest = nl.max(tile, axis=[1], keepdims=True, mask=inside)
+            nl.store(out[i * 128 + row, column], nl.subtract(tile, largest, mask=inside), mask=inside)
+        return out
+
+    x = normal(130, 5)
+    np.testing.assert_array_equal(nki.simulate_kernel(shifted, x), x - x.max(1, keepdims=True))
+
+
+def test_indices_that_run_backwards():
+    @nki.jit
+    def turned(x):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        tile, result = nl.load(x), nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+        p, a, b = nl.mgrid[0 : x.shape[0], 0:4, 0:2]
+        result[p, 2 * a + b] = tile[p, 2 * a + (-1 * b + 1)] * 2.0  # neighbours change places
+        back = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+        i, j = nl.mgrid[0 : x.shape[0], 0:8]
+        back[i, -1 * j + 7] = result[i, j]
+        nl.store(out, back)
+        return out
+
+    x = normal(32, 8)
+    expected = (x.reshape(32, 4, 2)[:, :, ::-1] * 2).reshape(32, 8)[:, ::-1]
+    np.testing.assert_array_equal(nki.simulate_kernel(turned, x), expected)
+
+
+def test_accesses_of_more_dimensions_than_an_instruction_has():
+    """Beta 1's compiler splits such instructions."""
+
+    @nki.jit
+    def every_other(x):
+        out = nl.ndarray((x.shape[0], 32), dtype=x.dtype, buffer=nl.shared_hbm)
+        p, a, b, c, d, e = nl.mgrid[0 : x.shape[0], 0:2, 0:2, 0:2, 0:2, 0:2]
+        result = nl.ndarray((x.shape[0], 32), dtype=x.dtype, buffer=nl.sbuf)
+        to = 16 * a + 8 * b + 4 * c + 2 * d + e
+        result[p, to] = nl.load(x)[p, 243 * a + 81 * b + 27 * c + 9 * d + 3 * e] * 2.0
+        nl.store(out, result)
+        return out
+
+    x = normal(16, 400)
+    digits = np.array(list(np.ndindex(2, 2, 2, 2, 2))) @ [243, 81, 27, 9, 3]
+    np.testing.assert_array_equal(nki.simulate_kernel(every_other, x), x[:, digits] * 2)
+
+
 def test_rows_found_by_dividing_positions():
     """Division of integers is NumPy's: what is rounded afterwards is the quotient, not an integer."""
 

@@ -1,6 +1,7 @@
 """Kernels that are refused for what only a whole kernel, or its data, shows."""
 
 import re
+import warnings
 
 import nki
 import nki.isa as nisa
@@ -10,7 +11,7 @@ import pytest
 from nki.collectives import ReplicaGroup
 
 from tests.nki.test_illegal import X, empty, tile
-from torch_neuronx.nki.errors import NkiValidationError
+from torch_neuronx.nki.errors import NkiValidationError, NkiWarning
 
 Refused = NkiValidationError
 
@@ -200,3 +201,25 @@ def test_misspelt_outside_of_a_kernel(module, name):
     assert not hasattr(module, name)
     with pytest.raises(AttributeError, match=rf"^nki[.a-z]* has no '{name}'\. Did you mean "):
         getattr(module, name)
+
+
+def test_a_dtype_beside_a_destination_is_of_older_releases():
+    def copy(asked):
+        @nki.jit
+        def kernel(x):
+            out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+            tile = nl.ndarray(x.shape, nl.float32, buffer=nl.sbuf)
+            nisa.tensor_copy(dst=tile, src=nl.load(x), dtype=asked)
+            nisa.dma_copy(dst=out, src=tile)
+            return out
+
+        return kernel
+
+    x = np.full((4, 4), 1.001, np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(copy(nl.float32)(x), x)
+    with pytest.warns(
+        NkiWarning, match=r"test_illegal_kernels.py:\d+: tensor_copy\(\) rounds to the dtype of dst, float32; dtype=bfloat16"
+    ):
+        np.testing.assert_array_equal(copy(nl.bfloat16)(x), x)

@@ -63,6 +63,21 @@ def test_nc_stream_shuffle():
     same(run(body, [x], [(x.shape, "float32")]), expected)
 
 
+@pytest.mark.parametrize("partitions", [1, 32])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_nc_stream_shuffle_of_a_column(dtype, partitions):
+    x = normal(partitions, 1, dtype=dtype)
+
+    def body(o, a):
+        tiles = [nl.ndarray(a.shape, a.dtype, buffer=nl.sbuf, address=(0, 64 * k)) for k in range(2)]  # whose partitions lie a pitch apart
+        nisa.tensor_copy(tiles[0], a)
+        nisa.memset(tiles[1], 9)
+        nisa.nc_stream_shuffle(tiles[1], tiles[0], [partitions - 1 - k if k < partitions else 255 for k in range(32)])
+        nisa.tensor_copy(o, tiles[1])
+
+    same(run(body, [x], [(x.shape, dtype)]), x[::-1])
+
+
 # Arithmetic.
 
 BITS = {"bitwise_and": np.bitwise_and, "bitwise_or": np.bitwise_or, "bitwise_xor": np.bitwise_xor}

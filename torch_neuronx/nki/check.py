@@ -116,7 +116,7 @@ class Checker:
             self._engine_reaches(i, name, access)
             if not is_dma:
                 self._start_partition(i, name, access)
-                if len(access.free_pattern) > MAX_FREE_DIMS:
+                if len(access.free_pattern) > MAX_FREE_DIMS and not self.tracer.beta1:  # whose compiler splits instructions
                     self.report(
                         f"{i.opcode} {name} walks {len(access.free_pattern)} free dimensions; instructions have at most {MAX_FREE_DIMS}",
                         i.line,
@@ -154,9 +154,9 @@ class Checker:
                 f"Out-of-bound access: {i.opcode} {name} {access} touches element {last if last >= total else first} of {total}", i.line
             )
         if buffer.region.on_chip:
-            _, end = access.free_span()
+            start, end = access.free_span()
             free = access.buffer_free
-            if end >= free and not _walks_partitions_only(access):
+            if (start < 0 or end >= free) and not _walks_partitions_only(access):
                 self.report(f"Out-of-bound access: {i.opcode} {name} {access} leaves the partition of {free} elements", i.line)
 
     def _address(self, buffer: Buffer, line: object) -> None:

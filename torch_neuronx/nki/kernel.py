@@ -69,9 +69,10 @@ class Kernel:
 
     __name__: str
 
-    def __init__(self, function: Callable[..., Any], grid: tuple[int, ...] = (), schedule: Any = None) -> None:
+    def __init__(self, function: Callable[..., Any], grid: tuple[int, ...] = (), schedule: Any = None, platform: str | None = None) -> None:
         self.func = function
         self.grid = grid
+        self.platform = platform  # ``jit(platform_target=)``
         self.schedule = dict(schedule or {})
         self._cache: dict[Any, Compiled] = {}
         self._grids: dict[tuple[int, ...], Kernel] = {}
@@ -88,7 +89,7 @@ class Kernel:
         if not self.is_beta1 and (len(sizes) != 1 or sizes[0] not in (1, 2)):
             raise NkiValidationError(f"{self.__name__}[{grid}]: a launch has 1 or 2 physical cores (the LNC degree)")
         if sizes not in self._grids:
-            self._grids[sizes] = type(self)(self.func, sizes, self.schedule)
+            self._grids[sizes] = type(self)(self.func, sizes, self.schedule, self.platform)
         return self._grids[sizes]
 
     def with_schedule(self, edges: Sequence[tuple[str, Any]]) -> Kernel:
@@ -96,7 +97,11 @@ class Kernel:
         schedule: dict[str, list[str]] = {}
         for consumer, producers in edges:
             schedule.setdefault(consumer, []).extend([producers] if isinstance(producers, str) else producers)
-        return type(self)(self.func, self.grid, schedule)
+        return type(self)(self.func, self.grid, schedule, self.platform)
+
+    def target(self, name: str | None = None) -> Target:
+        """What it is traced for: ``name``, else what the environment says, else what its decorator says, else the emulated instance."""
+        return current_target(self.platform) if name is None else target(name)
 
     @property
     def lnc(self) -> int:
@@ -122,7 +127,7 @@ class Kernel:
             target: trn1, trn2 or trn3; None follows the environment.
         """
         leaves, structure = self.flatten(args, kwargs)
-        return self.compiled(specs_of(leaves), structure, _target(target)).traced
+        return self.compiled(specs_of(leaves), structure, self.target(target)).traced
 
     def profile(self, *args: Any, target: str | None = None, **kwargs: Any) -> Any:
         """The modelled schedule of the kernel for these arguments; see ``torch_neuronx.nki.profiler``."""
@@ -169,7 +174,7 @@ class Kernel:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if tensors and len(tensors) == len(leaves):
             return torch_op.call(self, leaves, structure)
-        compiled = self.compiled(specs_of(leaves), structure, current_target())
+        compiled = self.compiled(specs_of(leaves), structure, self.target())
         flat = torch_op.execute(compiled, leaves)
         return _given_back(compiled.traced, flat, leaves)
 
@@ -338,10 +343,6 @@ def _program_ids(grid: tuple[int, ...], core: int) -> tuple[int, ...]:
     return tuple(reversed(ids))
 
 
-def _target(name: str | None) -> Target:
-    return current_target() if name is None else target(name)
-
-
 def _settings() -> tuple[Any, ...]:
     """Environment variables that change what a trace or its binding does."""
     names = (
@@ -406,23 +407,26 @@ def frozen(value: Any) -> Any:
 
 
 def jit(fn: Any = None, **kwargs: Any) -> Any:
-    """Makes a kernel of a function, with or without parentheses. Arguments of old releases are accepted and ignored.
+    """Makes a kernel of a function, with or without parentheses.
+
+    Of the arguments of old releases ``platform_target=`` (trn1, trn2, trn3) is what the kernel is traced for unless the environment says
+    otherwise; others are ignored.
 
     Raises:
-        TypeError: ``platform_target=`` (removed: set NEURON_PLATFORM_TARGET_OVERRIDE), or an unknown argument.
+        TypeError: an unknown argument.
+        ValueError: an unknown platform.
     """
-    if "platform_target" in kwargs:
-        raise TypeError("nki.jit(platform_target=) was removed. Set NEURON_PLATFORM_TARGET_OVERRIDE to trn1, trn2 or trn3")
-    unknown = set(kwargs) - _IGNORED
+    unknown = set(kwargs) - _IGNORED - {"platform_target"}
     if unknown:
         raise TypeError(f"nki.jit got an unexpected keyword argument {sorted(unknown)[0]!r}")
     if fn is None:
-        return jit
+        return functools.partial(jit, **kwargs)
     if isinstance(fn, Kernel):
         return fn
     if not callable(fn):
         raise TypeError(f"nki.jit decorates a function, got {type(fn).__name__}")
-    return Kernel(fn)
+    platform = kwargs.get("platform_target")
+    return Kernel(fn, platform=None if platform is None else target(platform).name)
 
 
 def simulate(kernel: Any) -> Kernel:
@@ -443,7 +447,7 @@ def simulate_ranks(kernel: Any) -> Callable[[Sequence[Any]], list[Any]]:
         for rank, given in enumerate(arguments):
             args, kwargs = ((), given) if isinstance(given, dict) else (tuple(given), {})
             leaves, structure = wrapped.flatten(args, kwargs)
-            traced = wrapped.compiled(specs_of(leaves), structure, current_target()).traced
+            traced = wrapped.compiled(specs_of(leaves), structure, wrapped.target()).traced
             ranks.append((traced, Simulator(traced, rank), leaves, [arrays.argument(leaf) for leaf in leaves]))
         results = []
         for _, simulator, _, memory in ranks:

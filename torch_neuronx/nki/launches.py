@@ -69,10 +69,14 @@ def _close() -> None:
     _closed = True
     if _device._is_in_bad_fork():
         return  # the thread is the parent's
-    try:
-        for index in range(_device.device_count()):
+    errors = []
+    for index in range(_device.device_count()):
+        try:
             _device.synchronize(index)
-    finally:
-        _C._nki_close_launches()
-        assert _thread is not None
-        _thread.join()
+        except Exception as error:
+            errors.append(error)
+    _C._nki_close_launches()
+    assert _thread is not None
+    _thread.join()
+    if errors:
+        raise errors[0]

@@ -6,7 +6,7 @@ import enum
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -177,7 +177,16 @@ class AccessPattern:
         """First and last element within a partition, for on-chip buffers."""
         base = self.offset % max(self.buffer_free, 1)
         last = base + sum(stride * (count - 1) for stride, count in self.pattern[1:] if stride > 0)
-        return base, last
+        first = base + sum(stride * (count - 1) for stride, count in self.pattern[1:] if stride < 0)
+        return first, last
+
+    def ascending(self) -> tuple[AccessPattern, tuple[int, ...]]:
+        """The pattern with the dimensions that it walks backwards turned round, and which these are."""
+        turned = tuple(dim for dim, (stride, _) in enumerate(self.pattern) if stride < 0)
+        if not turned:
+            return self, ()
+        offset = self.offset + sum(stride * (count - 1) for stride, count in self.pattern if stride < 0)
+        return replace(self, offset=offset, pattern=tuple((abs(stride), count) for stride, count in self.pattern)), turned
 
     def byte_range(self) -> tuple[int, int]:
         """``(start, stop)`` bytes: within the partition (and by address, if there is one) on chip, within the buffer in HBM."""

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import ctypes
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torch_neuronx.nki import ops, trace
-from torch_neuronx.nki.errors import NkiValidationError
+from torch_neuronx.nki import dtypes, ops, trace
+from torch_neuronx.nki.errors import NkiValidationError, NkiWarning
 from torch_neuronx.nki.instruction import Engine, Instruction, Register
 from torch_neuronx.nki.memory import AccessPattern
 from torch_neuronx.nki.target import TARGETS, Target
@@ -178,13 +179,20 @@ class Opcode:
         if len(args) > len(self._names):
             raise TypeError(f"{trace.where()}{self.name}() takes {len(self._names)} arguments, got {len(args)}")
         values = {**self._defaults, **dict(zip(self._names, args, strict=False))}
+        asked: Any = None
         for key, value in kwargs.items():
+            if key == "dtype" and key not in self.__signature__.parameters and "dst" in self._names:
+                asked = value  # releases before 0.4 had it
+                continue
             if key not in self.__signature__.parameters:
                 raise TypeError(f"{trace.where()}{self.name}() got an unexpected keyword argument {key!r}. It has {', '.join(self._names)}")
             values[key] = value
         missing = [key for key in self._required if key not in values]
         if missing:
             raise TypeError(f"{trace.where()}{self.name}() misses {', '.join(missing)}")
+        if asked is not None and dtypes.dtype(asked).name != getattr(values["dst"], "dtype", None):
+            text = f"rounds to the dtype of dst, {values['dst'].dtype}; dtype={asked}, of older releases, is ignored"
+            warnings.warn(f"{trace.where()}{self.name}() {text}", NkiWarning, stacklevel=3)
         return values
 
     def _accesses(self, call: Call, names: Sequence[str]) -> list[AccessPattern]:

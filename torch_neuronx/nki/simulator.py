@@ -351,7 +351,7 @@ class Binder:
         return view
 
     def _try_view(self, access: AccessPattern, shape: tuple[int, ...]) -> torch.Tensor | None:
-        if access.dynamic is not None:
+        if access.dynamic is not None or any(stride < 0 for stride, _ in access.pattern):
             return None
         strides = [s for s, _ in access.pattern] if shape == access.shape else access.split(shape)
         if strides is None:
@@ -378,8 +378,9 @@ class Binder:
         if view is not None:
             return lambda: view
         if access.dynamic is None:
-            whole = self.view(access)
-            return lambda: whole.reshape(wanted)
+            ascending, turned = access.ascending()
+            whole = self.view(ascending)
+            return (lambda: whole.flip(turned).reshape(wanted)) if turned else (lambda: whole.reshape(wanted))
         load = DynamicAccess(self, access).load
         return (lambda: load().reshape(wanted)) if wanted != access.shape else load
 
@@ -391,8 +392,9 @@ class Binder:
             return _writer(view)
         own = access.shape
         if access.dynamic is None:
-            write = _writer(self.view(access))
-            return lambda x: write(x.expand(wanted).reshape(own))
+            ascending, turned = access.ascending()
+            write = _writer(self.view(ascending))
+            return lambda x: write(x.expand(wanted).reshape(own).flip(turned) if turned else x.expand(wanted).reshape(own))
         store = DynamicAccess(self, access).store
         return lambda x: store(x.expand(wanted).reshape(own))
 

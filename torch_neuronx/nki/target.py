@@ -56,11 +56,14 @@ def target(name: str) -> Target:
         raise ValueError(f"unknown NKI target {name!r}. Use one of {', '.join(_CODES)}") from None
 
 
-def current_target() -> Target:
-    """The target that kernels are traced for: ``NEURON_PLATFORM_TARGET_OVERRIDE``, else ``NKI_NC_VERSION``, else the generation of the
-    emulated instance (``TORCH_NEURONX_EMULATED_INSTANCE``), which is what tensors on ``neuron`` lie on: trn2 when it is not set."""
+def current_target(platform: str | None = None) -> Target:
+    """The target that kernels are traced for: ``NEURON_PLATFORM_TARGET_OVERRIDE``, else ``NKI_NC_VERSION``, else ``platform``, else the
+    generation of the emulated instance (``TORCH_NEURONX_EMULATED_INSTANCE``), which is what tensors on ``neuron`` lie on: trn2 when it is
+    not set."""
     for variable in ("NEURON_PLATFORM_TARGET_OVERRIDE", "NKI_NC_VERSION"):
         if name := os.environ.get(variable):
             return target(name)
+    if platform is not None:
+        return target(platform)
     instance = os.environ.get("TORCH_NEURONX_EMULATED_INSTANCE") or DEFAULT_INSTANCE
     return target(instance[:4])

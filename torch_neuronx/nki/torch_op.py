@@ -19,7 +19,6 @@ from torch._C._profiler import _RecordFunctionFast
 from torch_neuronx import _C
 from torch_neuronx.compile import hook
 from torch_neuronx.nki import arrays, launches, symbolic
-from torch_neuronx.nki.target import current_target
 
 if TYPE_CHECKING:
     from torch_neuronx.nki.kernel import Compiled, Kernel, Spec
@@ -42,7 +41,7 @@ class Site:
     name: str
 
     def compiled(self, specs: tuple[Spec, ...]) -> Compiled:
-        return self.kernel.compiled(specs, self.structure, current_target())
+        return self.kernel.compiled(specs, self.structure, self.kernel.target())
 
     def split(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """``(only read, written)``."""
@@ -85,7 +84,7 @@ def call(kernel: Kernel, leaves: list[torch.Tensor], structure: dict[str, Any]) 
     from torch_neuronx.nki.kernel import assemble, show_tensor, specs_of
 
     def traced(specs: tuple[Spec, ...]) -> TracedKernel:
-        return kernel.compiled(specs, structure, current_target()).traced
+        return kernel.compiled(specs, structure, kernel.target()).traced
 
     sizes: list[Any] = []
     if symbolic.is_symbolic(leaves):

@@ -11,8 +11,22 @@ from typing import Any
 from torch_neuronx.nki import kernel as _kernel
 from torch_neuronx.nki.beta1 import compiler, isa, language, typing
 from torch_neuronx.nki.beta1.tile import Tile
+from torch_neuronx.nki.beta1.typing import tensor
 
-__all__ = ["BetaKernel", "baremetal", "benchmark", "compiler", "isa", "jit", "language", "profile", "simulate_kernel", "trace", "typing"]
+__all__ = [
+    "BetaKernel",
+    "baremetal",
+    "benchmark",
+    "compiler",
+    "isa",
+    "jit",
+    "language",
+    "profile",
+    "simulate_kernel",
+    "tensor",
+    "trace",
+    "typing",
+]
 
 
 class BetaKernel(_kernel.Kernel):

@@ -80,8 +80,8 @@ _active_loops: dict[int, LoopIndex] = {}  # by run, outer ones first
 _loop_runs = itertools.count()
 
 
-def affine_range(start: int, stop: int | None = None, step: int = 1) -> Iterator[LoopIndex]:
-    """``range``: the loop is unrolled while the kernel is traced."""
+def affine_range(start: int, stop: int | None = None, step: int = 1, **_: Any) -> Iterator[LoopIndex]:
+    """``range``: the loop is unrolled while the kernel is traced. Hints to the compiler are ignored."""
     site, run = user_stack(), next(_loop_runs)
     try:
         for value in range(start) if stop is None else range(start, stop, step):
@@ -470,9 +470,8 @@ def reduce(op: str, x: Tile, axis: Any, dtype: Any = None, mask: Any = None, kee
         return out
     source = parts[0]
     turned = source.permute([*kept, *axes])
-    target = out if source is tile else out[tuple(slice(0, source.shape[d]) for d in (range(tile.ndim) if keepdims else kept))]
-    if keepdims and source is not tile:
-        target = out[tuple(slice(0, 1 if d in axes else source.shape[d]) for d in range(tile.ndim))]
+    dims = range(tile.ndim) if keepdims else kept
+    target = out if source is tile else out[tuple(slice(0, 1 if d in axes else source.shape[d]) for d in dims)]
     isa.tensor_reduce(target, _tokens[op], turned, axis=tuple(range(len(kept), tile.ndim)), negate=negate)
     return out
 

@@ -154,8 +154,9 @@ def _(i: Instruction, bind: Binder) -> Step:
     del outside  # partitions of the quadrant without data: what lies there is not defined, the destination stays
 
     def step() -> None:
-        result = old().clone()
-        result.view(torch.uint8)[to] = new().contiguous().view(torch.uint8)[source]
+        result = old().clone(memory_format=torch.contiguous_format)  # also of a column, to be seen as bytes
+        moved = new().clone(memory_format=torch.contiguous_format)
+        result.view(torch.uint8)[to] = moved.view(torch.uint8)[source]
         put(result)
 
     return step
