@@ -280,15 +280,37 @@ def test_while_register_in_its_legacy_form():
 def test_exchange_between_cores():
     @nki.jit
     def kernel(x):
-        out = nl.ndarray((2, 32, 8), x.dtype, buffer=nl.shared_hbm)
+        out, kept = (nl.ndarray((2, 32, 8), x.dtype, buffer=nl.shared_hbm) for _ in range(2))
         me = nl.program_id(0)
         mine, other = nl.load(x[32 * me : 32 * me + 32]), nl.ndarray((32, 8), x.dtype)
         nisa.sendrecv(mine, other, 1 - me, 1 - me, 0)
+        nl.store(kept[me], mine)
         nl.store(out[me], other)
-        return out
+        return out, kept
 
     x = normal(64, 8)
-    same(kernel[2](x), np.stack([x[32:], x[:32]]))
+    received, kept = kernel[2](x)
+    same(received, np.stack([x[32:], x[:32]]))
+    same(kept, x.reshape(2, 32, 8))  # what was sent stays
+
+
+def test_cores_exchange_uneven_halves_whole():
+    """Core 0 has three rows, core 1 two: both send three, of which core 1 wrote two."""
+
+    @nki.jit
+    def gather(x):
+        out = nl.ndarray((2, *x.shape), x.dtype, buffer=nl.shared_hbm)
+        me = nl.program_id(0)
+        rows, theirs = (3, 2) if me == 0 else (2, 3)
+        mine, other = (nl.ndarray((3, x.shape[1]), x.dtype, buffer=nl.sbuf) for _ in range(2))
+        nisa.dma_copy(mine[0:rows, :], x[nl.ds(3 * me, rows), :])
+        nisa.sendrecv(mine, other, 1 - me, 1 - me, 0)
+        nisa.dma_copy(out[me, 3 * me : 3 * me + rows, :], mine[0:rows, :])
+        nisa.dma_copy(out[me, 3 - 3 * me : 3 - 3 * me + theirs, :], other[0:theirs, :])
+        return out
+
+    x = normal(5, 16)
+    np.testing.assert_array_equal(gather[2](x), np.stack([x, x]))
 
 
 def dequantised(data, scale):

@@ -59,12 +59,17 @@ def _shuffle(i: Instruction, known: Sequence[Known]) -> Known | None:
     return result
 
 
-# Cores that exchange run one program, so they have the same holes.
-_BY_ELEMENT = "tensor_copy dma_copy sendrecv tensor_tensor tensor_scalar scalar_tensor_tensor activation reciprocal"
+def _received(i: Instruction, known: Sequence[Known]) -> Known | None:
+    """Comes from the other core, which is traced by itself and may have written more: uneven halves are exchanged whole."""
+    return np.ones((i.writes[0].partitions, i.writes[0].free_size), np.bool_)
+
+
+_BY_ELEMENT = "tensor_copy dma_copy tensor_tensor tensor_scalar scalar_tensor_tensor activation reciprocal"
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(_BY_ELEMENT.split(), _elements),
     **dict.fromkeys("tensor_reduce bn_stats bn_aggr max8 nc_n_gather tensor_tensor_scan".split(), _partitions),
     "local_gather": _local_gather,
+    "sendrecv": _received,
     "nc_transpose": _transpose,
     "nc_stream_shuffle": _shuffle,
 }

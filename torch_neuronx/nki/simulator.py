@@ -229,7 +229,10 @@ class Binder:
                 steps.append(_BoundLoop(node, self._bind(node.body), self.registers))
                 self._derived.clear()
                 continue
-            steps += self._fills(access.buffer for access in (*node.reads, *node.writes))
+            touched = dict.fromkeys(access.buffer for access in (*node.reads, *node.writes))
+            for buffer in touched:
+                self._bytes_of(buffer)  # now, whenever the row looks at it: what dies here must not give it its memory
+            steps += self._fills(touched)
             run = OPCODES[node.opcode].run
             assert run is not None, f"{node.opcode} has no semantics"
             bound: Any = run(node, self)
