@@ -88,15 +88,15 @@ def swap() -> None:
     """One loop, from the host to the chip in the middle of it, on two streams with events: each step follows the one before."""
     x = torch.zeros(64).to("neuron")
     streams = [torch.neuron.default_stream(), torch.neuron.Stream()]
-    steps, left, end = 0, 20, time.monotonic() + 200
-    while left:
-        with torch.neuron.stream(streams[steps % 2]):
-            streams[steps % 2].wait_stream(streams[1 - steps % 2])
-            x.add_(1)
-        steps += 1
-        if steps % 10 == 0:
-            time.sleep(0.05)
-            left -= _count()[1]  # until it has been compiled for a while
+    steps, before, end = 0, -1, time.monotonic() + 200
+    while _count()[0] != before:  # until ten steps have run on the chip
+        before = _count()[0]
+        for _ in range(10):
+            with torch.neuron.stream(streams[steps % 2]):
+                streams[steps % 2].wait_stream(streams[1 - steps % 2])
+                x.add_(1)
+            steps += 1
+        time.sleep(0.05)
         assert time.monotonic() < end
     hosted, compiled = _count()
     assert 0 < hosted < steps and compiled == 1, (hosted, steps, compiled)
@@ -127,6 +127,26 @@ def graph() -> None:
         torch.testing.assert_close(found.cpu(), wanted, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(first.weight.grad.cpu(), gradient, rtol=1e-4, atol=1e-4)
         assert wait(200)
+
+
+def shapes() -> None:
+    """A graph for sizes that change: a new size is one launch on the host, and has a program of its own once that is compiled."""
+    from torch_neuronx.compiler import wait
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2 + 1).softmax(-1).sum(0)
+
+    compiled = torch.compile(function, backend="neuron", dynamic=True)
+    for hosted in (1, 0):
+        for rows in (3, 5, 9, 17):
+            x = torch.randn(rows, 6)
+            there = x.to("neuron")
+            before = _count()[0]
+            found = compiled(there)
+            assert _count()[0] - before == hosted, rows
+            torch.testing.assert_close(found.cpu(), function(x))
+        assert wait(200)
+    assert _count()[1] == 4
 
 
 def windows() -> None:

@@ -75,5 +75,22 @@ def test_graph(in_background: Run) -> None:
 
 
 @pytest.mark.full
+def test_shapes(in_background: Run) -> None:
+    in_background("shapes")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["eager", "compiled"])
+def test_training(on_chip: Run, tmp_path: Path, mode: str) -> None:
+    """Losses are the CPU's although programs move from the host to the chip meanwhile."""
+    settings = {
+        "TORCH_NEURONX_COMPILE": "background",
+        "TORCH_NEURONX_FALLBACK": "allow",
+        "TORCH_NEURONX_NEFF_CACHE_DIR": str(tmp_path / "neffs"),
+    }
+    on_chip("training:train", "GPT", mode, "12", timeout=500, **settings)
+
+
+@pytest.mark.full
 def test_windows(in_background: Run) -> None:
     in_background("windows", TORCH_NEURONX_ADAPTIVE_EAGER="1")

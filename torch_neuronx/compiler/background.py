@@ -60,6 +60,8 @@ class _Queue:
             return self.changed.wait_for(lambda: self.unfinished == 0, timeout)
 
     def close(self) -> None:
+        if not self.threads:
+            return  # nothing was ever compiled here, and what the script's own threads compile is theirs
         with self.changed:
             self.closed = True
             self.jobs.clear()

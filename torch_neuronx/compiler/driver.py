@@ -36,6 +36,12 @@ class Compiled:
 
 # Programs compiled and taken from the cache by this process.
 counters = {"compiles": 0, "hits": 0, "failures": 0}
+_counting = threading.Lock()
+
+
+def _count(what: str) -> None:
+    with _counting:  # an addition is no single step, and compilations run on many threads
+        counters[what] += 1
 
 
 def _setting(name: str, default: float) -> float:
@@ -87,7 +93,7 @@ def compile_hlo(hlo: bytes, options: Options | None = None, name: str = "program
     found = cache.get(key)
     if found is None:
         return _compile_once(cache, key, compiler, hlo, options, name, lines)
-    counters["hits"] += 1
+    _count("hits")
     return Compiled(found, key, False, 0.0)
 
 
@@ -106,7 +112,7 @@ def find_compiled(hlo: bytes, options: Options) -> Compiled | None:
     found = Cache(settings).get(key)
     if found is None:
         return None
-    counters["hits"] += 1
+    _count("hits")
     return Compiled(found, key, False, 0.0)
 
 
@@ -117,7 +123,7 @@ def _compile_once(cache: Cache, key: Key, compiler: Path, hlo: bytes, options: O
             stack.enter_context(cache.lock(key))
         found = cache.get(key)
         if found is not None:
-            counters["hits"] += 1
+            _count("hits")
             return Compiled(found, key, False, 0.0)
         with cache.workspace(key) as workspace:
             try:
@@ -155,9 +161,9 @@ def _run(compiler: Path, hlo: bytes, options: Options, workspace: Path, name: st
                 _end(process)
         seconds = time.monotonic() - start
     text = log.read_text(errors="replace")
-    counters["compiles"] += 1
+    _count("compiles")
     if status != 0:
-        counters["failures"] += 1
+        _count("failures")
         raise error_of(text, status, name, _metadata(hlo), lines)
     try:
         read_header(output.read_bytes())
