@@ -74,6 +74,7 @@ def arithmetic() -> None:
     same(lambda a, b: torch.where(a > b, a, b), x, y)
     same(lambda a: a.softmax(-1), x)
     same(lambda a: a.argmax(1), x)
+    same(lambda a: torch.stack(a.topk(3)[:1]), x)
     same(lambda a: torch.cat([a, a * 2]), x)
     same(lambda a: a // 3, torch.arange(-6, 6))
     assert torch.arange(5, device="neuron").sum().item() == 10
@@ -152,6 +153,29 @@ def numbers_in_programs() -> None:
 
     assert [norm(0.1).neffs, norm(0.1).neffs, norm(0.2).neffs] == [1, 0, 1]
 
+    ord_of = same(lambda a: torch.linalg.vector_norm(a, 3.0), x), same(lambda a: torch.linalg.vector_norm(a, 2.0), x)
+    assert [one.neffs for one in ord_of] == [1, 1]
+
+
+def fused_optimizers() -> None:
+    """A learning rate, or a decay, that changes needs no new program."""
+    for kind in (torch.optim.AdamW, torch.optim.SGD):
+        found, costs = [], []
+        for device in ("cpu", "neuron"):
+            torch.manual_seed(0)
+            parameter = torch.nn.Parameter(torch.randn(4).to(device))
+            optimizer = kind([parameter], lr=0.1, weight_decay=0.01, fused=True)  # type: ignore[call-arg]
+            for _ in range(4):
+                optimizer.param_groups[0]["lr"] *= 0.9
+                optimizer.param_groups[0]["weight_decay"] *= 0.5
+                parameter.grad = torch.ones(4).to(device)
+                with cost() as counted:
+                    optimizer.step()
+                costs.append(counted.neffs)
+            found.append(parameter.detach().cpu())
+        torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+        assert costs[-2:] == [0, 0], (kind, costs)
+
 
 def random() -> None:
     """The same numbers as the emulated device's, whose generator it is: see tests/test_random.py."""
@@ -217,6 +241,18 @@ def properties(device: str) -> None:
 def everything(device: str) -> None:
     torch.manual_seed(0)
     properties(device)
-    for check in (arithmetic, views, writes_through_views, rotary, matmul, convolution, numbers_in_programs, random, streams, errors):
+    for check in (
+        arithmetic,
+        views,
+        writes_through_views,
+        rotary,
+        matmul,
+        convolution,
+        numbers_in_programs,
+        fused_optimizers,
+        random,
+        streams,
+        errors,
+    ):
         check()
         print(check.__name__, "ok", flush=True)

@@ -83,11 +83,22 @@ def _replace(module: Any, op: Any, name: str) -> None:
         text = text.replace(f"@{old}(", f"@{new}(")
     for part in ir.Module.parse(text.replace("func.func public", "func.func private")).body.operations:
         module.body.append(part.clone())
-    results = [value.type for value in op.results]
+    made = next(part for part in module.body.operations if ir.StringAttr(part.attributes["sym_name"]).value == renamed["main"])
     with ir.InsertionPoint(op):
-        call = func.CallOp(results, ir.FlatSymbolRefAttr.get(renamed["main"]), list(op.operands))
-    for old, new in zip(op.results, call.results, strict=True):
-        old.replace_all_uses_with(new)
+        call = func.CallOp(list(made.type.results), ir.FlatSymbolRefAttr.get(renamed["main"]), list(op.operands))
+    if len(call.results) == len(op.results):
+        for old, new in zip(op.results, call.results, strict=True):
+            old.replace_all_uses_with(new)
+        op.operation.erase()
+        return
+    # One tuple, as HLO's calls give it: its elements are the function's results.
+    (whole,) = op.results
+    for use in list(whole.uses):
+        element = use.owner
+        assert element.name == "stablehlo.get_tuple_element", element.name
+        index = ir.IntegerAttr(element.attributes["index"]).value
+        element.results[0].replace_all_uses_with(call.results[index])
+        element.operation.erase()
     op.operation.erase()
 
 

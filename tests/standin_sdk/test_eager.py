@@ -9,3 +9,8 @@ from tests.standin_sdk.conftest import Run
 @pytest.mark.parametrize(("device", "runtime"), [("trn2", "2.34"), ("trn3", "2.30")])
 def test_eager(on_chip: Run, device: str, runtime: str) -> None:
     on_chip("eager:everything", device, device=device, runtime=runtime, timeout=500)
+
+
+@pytest.mark.timeout(600)
+def test_calls_on_the_host(on_chip: Run) -> None:
+    on_chip("host_calls:everything", TORCH_NEURONX_FALLBACK="allow", timeout=500)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +95,32 @@ for _generation in ("trn1", "trn2"):
         note="this chip's e4m3 ends at 240 (NCC_EVRF051): convert with torch.neuron.to_float8_e4m3_trn2 and keep the bits",
     )
     GENERATIONS[_generation][torch.float8_e8m0fnu] = Rule("refused", note="MX scales exist from Trainium3 on")
+
+
+# HLO's names of what no generation has, or only in another precision: a module with one of them is not for the chip.
+_ABSENT = {
+    "f64": torch.float64,
+    "c64": torch.complex64,
+    "c128": torch.complex128,
+    "f8e4m3fnuz": torch.float8_e4m3fnuz,
+    "f8e5m2fnuz": torch.float8_e5m2fnuz,
+}
+_ABSENT_IN_TEXT = re.compile(rf" = \(?(?:{'|'.join(_ABSENT)})\[.*")
+_HLO_TYPE = re.compile(r" = \(?(\w+)\[")
+
+
+def absent_from_chip(text: str, generation: str) -> str | None:
+    """Why no NeuronCore runs a module, from its HLO text: the first instruction whose dtype it lacks; None when there is none."""
+    line = _ABSENT_IN_TEXT.search(text)
+    if line is None:
+        return None
+    kind = _HLO_TYPE.match(line[0])
+    assert kind is not None
+    dtype = _ABSENT[kind[1]]
+    from_op = re.search(r"\w+::[\w.]+", line[0])
+    found = rule(dtype, generation)
+    note = "the chip has no float64" if dtype == torch.float64 else found.note
+    return f"{note}, and {from_op[0] if from_op else 'an argument'} is {dtype}"
 
 
 def rule(dtype: torch.dtype, generation: str) -> Rule:

@@ -68,11 +68,16 @@ class Lowered:
 
         Raises AssertionError when the aliases got lost, ValueError when XLA refuses the module.
         """
+        return self.hlo_and_text()[0]
+
+    def hlo_and_text(self) -> tuple[bytes, str]:
+        """The same, and the module as HLO text."""
         serialized = hlo.to_hlo(self.module)
+        text = hlo.hlo_text(serialized)
         wanted = dict(enumerate(self.written))
-        found = hlo.aliases_of(hlo.hlo_text(serialized))
+        found = hlo.aliases_of(text)
         assert found == wanted, f"the module's must-alias pairs are {found}, wanted {wanted}"
-        return serialized
+        return serialized, text
 
 
 @contextmanager
@@ -94,7 +99,15 @@ def lower(program: Program, target: str = "portable") -> Lowered:
     try:
         return _lower(program, target, specialise=False)
     except NeedsPayload:
-        return _lower(program, target, specialise=True)
+        pass
+    except _LOOKED_AT:
+        if not program.payloads:
+            raise
+    return _lower(program, target, specialise=True)
+
+
+# What JAX raises where a lowering looks at the value of an array.
+_LOOKED_AT = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError)
 
 
 class NeedsPayload(Exception):

@@ -280,6 +280,8 @@ class TrainiumPrograms final : public ProgramTarget {
 
   std::unique_ptr<LoadedSequence> load(std::shared_ptr<const Sequence> sequence, int device) override {
     auto lowered = compiler().lower(*sequence, opened_target().device_info(device));
+    TORCH_CHECK_NOT_IMPLEMENTED(!lowered->hlo.empty(), sequence->name,
+                                " has a call whose lowering looks at a number that comes with each launch");
     return std::make_unique<TrainiumSequence>(std::move(sequence), std::move(lowered), device);
   }
 
@@ -304,7 +306,9 @@ class TrainiumPrograms final : public ProgramTarget {
 
   void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack, Stream& stream) override { call_on_host(op, stack, stream); }
 
-  void run_any_layout(const c10::OperatorHandle& op, torch::jit::Stack* stack, Stream& stream) override { call_on_host(op, stack, stream); }
+  void run_any_layout(const c10::OperatorHandle& op, torch::jit::Stack* stack, Stream& stream) override {
+    call_on_host_any_layout(op, stack, stream);
+  }
 
   uint64_t meta_mismatches() const override { return 0; }
 };

@@ -10,16 +10,24 @@ from torch_neuronx.lowering.promotion import convert
 from torch_neuronx.lowering.table import lowers
 
 
-def _prepared(p: Any, g: Any, weight_decay: float, maximize: bool, scale: Any) -> tuple[Any, Any]:
+def _decayed(value: Any, weight_decay: Any, change: Any) -> Any:
+    """``value`` with ``change`` (of weight decay) added, unless the decay is 0; that may be an array, known only when the program runs."""
+    if isinstance(weight_decay, (int, float)):
+        return value + change if weight_decay else value
+    return jnp.where(weight_decay != 0, value + change, value)
+
+
+def _prepared(p: Any, g: Any, weight_decay: Any, maximize: bool, scale: Any) -> tuple[Any, Any]:
     """Unscaled gradient, and the same as the update uses it."""
     if scale is not None:
         g = g / convert(scale.reshape(()), g.dtype)
     used = -g if maximize else g
-    return g, used + weight_decay * p if weight_decay else used
+    return g, _decayed(used, weight_decay, weight_decay * p)
 
 
 def _kept(found_inf: Any, old: Any, new: Any) -> Any:
-    """``old`` where a GradScaler found an infinity: then the step does not happen."""
+    """``old`` where a GradScaler found an infinity: then the step does not happen. Numbers that are arrays have made ``new`` float32."""
+    new = new.astype(old.dtype)
     return new if found_inf is None else jnp.where(found_inf.reshape(()) != 0, old, new)
 
 
@@ -48,8 +56,8 @@ def _adam(
         rate = convert(lr, p.dtype)
         old = (p, m, v)
         g, used = _prepared(p, g, 0 if decoupled else weight_decay, maximize, grad_scale)
-        if decoupled and weight_decay:
-            p = p - rate * weight_decay * p
+        if decoupled:
+            p = _decayed(p, weight_decay, -rate * weight_decay * p)
         m = m + (1 - beta1) * (used - m)
         v = v * beta2 + used * used * (1 - beta2)
         number = step.astype(jnp.float32)
@@ -62,7 +70,7 @@ def _adam(
         denominator = jnp.sqrt(second) / jnp.sqrt(correction2).astype(v.dtype) + eps
         p = p - rate / correction1.astype(p.dtype) * (m / denominator)
         for part, (before, after) in enumerate(zip(old, (p, m, v), strict=True)):
-            results[(0, 2, 3)[part]].append(_kept(found_inf, before, after.astype(before.dtype)))
+            results[(0, 2, 3)[part]].append(_kept(found_inf, before, after))
         results[1].append(g)
     return results
 
