@@ -222,6 +222,14 @@ elif rank == 1:
     check(y, 6)
 dist.all_to_all_single(z, torch.arange(size, device="neuron").float() + 10 * rank)
 check(z, torch.arange(size) * 10.0 + rank)
+pairs = [[torch.empty(2, device="neuron"), torch.empty(3, device="neuron")] for _ in range(size)]
+dist.all_gather_coalesced(pairs, [torch.full((n,), 10.0 * rank + n, device="neuron") for n in (2, 3)])
+for source, tensors in enumerate(pairs):
+    for tensor, n in zip(tensors, (2, 3)):
+        check(tensor, 10 * source + n)
+sparse = torch.sparse_coo_tensor(torch.arange(rank + 1)[None], torch.ones(rank + 1), (size,)).to("neuron")
+dist.all_reduce(sparse)
+check(sparse.to_dense(), torch.arange(size, 0, -1).float())
 dist.barrier()
 objects = [None] * size
 dist.all_gather_object(objects, rank)

@@ -29,15 +29,20 @@ def _allreduce(
         raise ValueError("all_reduce of sparse tensors takes one tensor, and sums: use ReduceOp.SUM, or to_dense() for other operators")
     group = dist.ProcessGroup.unbox(group)
     tensor = tensors[0].coalesce()
-    indices, values = tensor.indices(), tensor.values().contiguous()
     counts = torch.empty(group.size(), dtype=torch.int64, device=tensor.device)
-    group._allgather_base(counts, torch.full((1,), indices.shape[1], device=tensor.device)).wait()
+    group._allgather_base(counts, torch.full((1,), tensor._nnz(), device=tensor.device)).wait()
     numbers = counts.tolist()
-    places = [indices.new_empty((n, indices.shape[0])) for n in numbers]
-    parts = [values.new_empty((n, *values.shape[1:])) for n in numbers]
-    group.allgather([places], [indices.t().contiguous()]).wait()
-    work = group.allgather([parts], [values])
-    work.wait()
-    total = torch.sparse_coo_tensor(torch.cat(places).t(), torch.cat(parts), tensor.shape).coalesce()
-    tensors[0].copy_(total)
+    places, _ = _gathered(group, tensor.indices().t(), numbers)
+    values, work = _gathered(group, tensor.values(), numbers)
+    tensors[0].copy_(torch.sparse_coo_tensor(places.t(), values, tensor.shape).coalesce())
     return tensors, work.boxed()
+
+
+def _gathered(group: Any, rows: torch.Tensor, numbers: list[int]) -> tuple[torch.Tensor, Any]:
+    """``numbers[r]`` rows of each rank r, one after the other. They travel padded: between hosts Gloo takes equal sizes only."""
+    padded = rows.new_zeros((max(numbers), *rows.shape[1:]))
+    padded[: rows.shape[0]] = rows
+    parts = [torch.empty_like(padded) for _ in numbers]
+    work = group.allgather([parts], [padded])
+    work.wait()
+    return torch.cat([part[:number] for part, number in zip(parts, numbers, strict=True)]), work
