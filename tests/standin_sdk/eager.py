@@ -177,6 +177,28 @@ def fused_optimizers() -> None:
         assert costs[-2:] == [0, 0], (kind, costs)
 
 
+def windows() -> None:
+    """Adaptive Eager: a window is right the first times, when its calls run one by one, and as one program.
+
+    Inputs change, so that nothing is right because it was there before.
+    """
+    there = torch.zeros(8).to("neuron")
+    held = []
+    for turn in range(6):
+        x = torch.arange(8.0) + turn
+        there.copy_(x)
+        kept = there * 2 + 1  # lives on
+        held.append((kept, x * 2 + 1))
+        there.add_(kept.relu() - 3)
+        last = torch.stack([there, kept]).sum(0)
+        assert last.cpu().equal(x + x * 2 + 1 - 3 + x * 2 + 1), turn
+        if turn % 2:
+            held.clear()
+        for found, wanted in held:
+            assert found.cpu().equal(wanted), turn
+    assert _C._counters()["windows"]["launches"] > 0
+
+
 def random() -> None:
     """The same numbers as the emulated device's, whose generator it is: see tests/test_random.py."""
     torch.manual_seed(3)

@@ -11,6 +11,10 @@ def test_eager(on_chip: Run, device: str, runtime: str) -> None:
     on_chip("eager:everything", device, device=device, runtime=runtime, timeout=500)
 
 
+def test_windows(on_chip: Run) -> None:
+    on_chip("eager:windows", TORCH_NEURONX_ADAPTIVE_EAGER="1")
+
+
 @pytest.mark.timeout(600)
 def test_calls_on_the_host(on_chip: Run) -> None:
     on_chip("host_calls:everything", TORCH_NEURONX_FALLBACK="allow", timeout=500)

@@ -8,7 +8,10 @@ Note [Described Programs]
      "calls": [{"name", "overload", "arguments",
                 "slots":    [{dtype, sizes, strides, conj, neg, wrapped_number, storage, byte_offset, place, source}],
                 "payloads": [(place, type, source)],
-                "returns":  [None, or {dtype, sizes, strides, conj, neg, storage, byte_offset} of a tensor on a fresh storage]}]}
+                "returns":  [None, or {dtype, sizes, strides, conj, neg, storage, byte_offset} of a fresh tensor]}]}
+
+A fresh tensor lies on a fresh storage, or, in a window of Adaptive Eager, in memory that is an input: what the window's calls have made
+and somebody still holds was allocated before it runs.
 
 ``byte_offset`` counts from the place that the storage's word points to, so it may be negative. ``source`` says where a number comes from:
 ``("word", index, what to add)`` or ``("constant", low word, high word)``; None for tensors of the device.
@@ -113,8 +116,11 @@ class _Builder:
             for slot in call["slots"]:
                 if slot["source"] is not None:
                     host.append(slot)
-                elif slot["storage"] >= 0 and self._is_input(slot["storage"]) and _span(slot):
+                elif self._lies_on_input(slot):
                     on_inputs.setdefault(slot["storage"], []).append(slot)
+            for returned in call["returns"]:
+                if returned is not None and self._lies_on_input(returned):
+                    on_inputs.setdefault(returned["storage"], []).append(returned)
         for storage, slots in on_inputs.items():
             self._input_storage(storage, slots)
         for slot in host:
@@ -143,6 +149,9 @@ class _Builder:
 
     def _is_input(self, storage: int) -> bool:
         return bool(self.described["storages"][storage][1] < 0)
+
+    def _lies_on_input(self, tensor: dict[str, Any]) -> bool:
+        return bool(tensor["storage"] >= 0 and self._is_input(tensor["storage"]) and _span(tensor))
 
     def _view(self, slot: dict[str, Any]) -> View:
         offset, rest = divmod(slot["byte_offset"] - self.begins.get(slot["storage"], 0), slot["dtype"].itemsize)
@@ -206,6 +215,11 @@ class _Builder:
             self.program.calls.append(lowering.Call(one, args, kwargs, list(results[part]), strides[part]))
         for slot, returned in zip(results, call["returns"], strict=True):
             if returned is None or returned["storage"] < 0 or returned["storage"] in self.makers:
+                continue
+            if self._is_input(returned["storage"]):
+                if _span(returned):
+                    place = self.views[self._view(returned)]
+                    self.program.calls.append(lowering.Call(torch.ops.aten.copy_.default, (place, slot), {}, [self.program.new_slot()]))
                 continue
             self.makers[returned["storage"]] = slot
             if returned["byte_offset"] == 0:
