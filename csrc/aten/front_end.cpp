@@ -62,7 +62,12 @@ class OpState {
   OpSpec spec_;
   Cache cache_;
   std::mutex refused_mutex_;
-  std::unordered_map<uint64_t, std::string> refused_;  ///< keys that the target cannot run, and why
+  struct Refusal {
+    std::vector<uint64_t> key;
+    std::string why;
+  };
+  static constexpr size_t kMostRefusals = 1024;    // then they are found anew
+  std::unordered_map<uint64_t, Refusal> refused_;  ///< by hash: calls that the target cannot run, and why
 };
 
 namespace {
@@ -429,7 +434,8 @@ void OpState::miss_inferred(CallReader& reader, uint64_t hash, torch::jit::Stack
 c10::intrusive_ptr<CacheEntry> OpState::load_inferred(CallReader& reader, uint64_t hash, std::string* why) {
   {
     std::lock_guard lock(refused_mutex_);
-    if (auto known = refused_.find(hash); known != refused_.end()) return *why = known->second, nullptr;
+    auto known = refused_.find(hash);
+    if (known != refused_.end() && reader.key() == c10::ArrayRef<uint64_t>(known->second.key)) return *why = known->second.why, nullptr;
   }
   if (recording().on()) note_miss(reader);
   Program program = reader.program();
@@ -439,7 +445,8 @@ c10::intrusive_ptr<CacheEntry> OpState::load_inferred(CallReader& reader, uint64
     *why = error.what_without_backtrace();
   }
   std::lock_guard lock(refused_mutex_);
-  refused_.emplace(hash, *why);
+  if (refused_.size() >= kMostRefusals) refused_.clear();
+  refused_.insert_or_assign(hash, Refusal{{reader.key().begin(), reader.key().end()}, *why});
   return nullptr;
 }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "csrc/distributed/modelled.h"
+#include "csrc/runtime/large_copy.h"
 #include "csrc/runtime/memory.h"
 #include "csrc/runtime/shared_memory.h"
 
@@ -121,7 +122,7 @@ void Receive::take(Mail& mail, int from) {
   char* to = host_address(buffer_.data);
   if (mail.direct) {
     const char* data = from == channel_.rank ? nullptr : channel_.peer_memory(from, mail.region, mail.epoch);
-    std::memcpy(to, data, buffer_.bytes);
+    copy_large(to, data, buffer_.bytes);
   } else if (buffer_.bytes) {
     std::memcpy(to, mail.data, buffer_.bytes);
   }

@@ -7,15 +7,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <random>
 #include <thread>
+#include <vector>
 
 #include "csrc/runtime/emulated/host_memory.h"
 #include "csrc/runtime/emulated/instance.h"
 #include "csrc/runtime/emulated/workspace.h"
+#include "csrc/runtime/large_copy.h"
 #include "csrc/runtime/settings.h"
 #include "csrc/runtime/size_class.h"
 #include "tests/cpp/check.h"
@@ -433,4 +436,20 @@ TEST(workspace_from_many_threads) {
   for (auto& thread : threads) thread.join();
   CHECK_EQ(wrong.load(), 0);
   CHECK_EQ(workspace.bytes_in_use(), 0);
+}
+
+TEST(large_copies_copy_every_byte_and_no_other) {
+  const auto limit = static_cast<size_t>(2 * kMiB);
+  std::vector<char> source(3 * limit + 256);
+  for (size_t i = 0; i < source.size(); ++i) source[i] = static_cast<char>(i * 2654435761u >> 13);
+  for (const size_t bytes : {size_t{0}, size_t{1}, limit - 1, limit, limit + 1, limit + 255, 3 * limit + 64}) {
+    for (const size_t to_offset : {0, 1, 16, 63}) {
+      const size_t from_offset = to_offset * 7 % 64;
+      std::vector<char> to(bytes + 128, 'x');
+      copy_large(to.data() + to_offset, source.data() + from_offset, bytes);
+      CHECK(std::memcmp(to.data() + to_offset, source.data() + from_offset, bytes) == 0);
+      CHECK(std::all_of(to.begin(), to.begin() + to_offset, [](char c) { return c == 'x'; }));
+      CHECK(std::all_of(to.begin() + to_offset + bytes, to.end(), [](char c) { return c == 'x'; }));
+    }
+  }
 }

@@ -10,6 +10,7 @@
 #include <new>
 
 #include "csrc/runtime/emulated/host_memory.h"
+#include "csrc/runtime/large_copy.h"
 
 namespace neuron {
 
@@ -221,11 +222,11 @@ int EmulatedMemory::segment_fd(const void* address, size_t* offset) const {
   return found->second.fd;
 }
 
-void EmulatedMemory::write(void* to, const void* host, size_t bytes) { std::memcpy(host_address(to), host, bytes); }
+void EmulatedMemory::write(void* to, const void* host, size_t bytes) { copy_large(host_address(to), host, bytes); }
 
-void EmulatedMemory::read(void* host, const void* from, size_t bytes) { std::memcpy(host, host_address(from), bytes); }
+void EmulatedMemory::read(void* host, const void* from, size_t bytes) { copy_large(host, host_address(from), bytes); }
 
-void EmulatedMemory::copy(void* to, const void* from, size_t bytes) { std::memcpy(host_address(to), host_address(from), bytes); }
+void EmulatedMemory::copy(void* to, const void* from, size_t bytes) { copy_large(host_address(to), host_address(from), bytes); }
 
 void EmulatedMemory::clear(void* to, size_t bytes) { std::memset(host_address(to), 0, bytes); }
 
