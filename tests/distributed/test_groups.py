@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tests.distributed.workers import Ranks
+from torch_neuronx.distributed import monitored_barrier
 
 ROOT = Path(__file__).resolve().parents[2]
 D = "neuron"
@@ -101,12 +102,12 @@ def test_barriers(ranks2: Ranks) -> None:
 
 
 def check_monitored(message: str) -> None:
-    dist.monitored_barrier()
-    dist.monitored_barrier(timeout=20, wait_all_ranks=True)
+    monitored_barrier()
+    monitored_barrier(timeout=20, wait_all_ranks=True)
     group = dist.new_group([0, 1])
     if dist.get_rank() == 0:
         with pytest.raises(RuntimeError, match=message):
-            dist.monitored_barrier(group, timeout=timedelta(seconds=0.5))
+            monitored_barrier(group, timeout=timedelta(seconds=0.5))
 
 
 @pytest.mark.parametrize(

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from torch_neuronx.distributed._flight_recorder import flight_recorder
+from torch_neuronx.distributed._monitored_barrier import monitored_barrier
 
-__all__ = ["flight_recorder"]
+__all__ = ["flight_recorder", "monitored_barrier"]

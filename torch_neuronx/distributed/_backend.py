@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from torch_neuronx import _C, _device
-from torch_neuronx.distributed import _monitored_barrier, _sparse
+from torch_neuronx.distributed import _sparse
 
 _DEVICE = "neuron"
 
@@ -19,7 +19,6 @@ def register() -> None:
     """Called once, when the backend loads."""
     if dist.is_available():
         dist.Backend.register_backend(_DEVICE, _create, extended_api=True, devices=[_DEVICE])
-        _monitored_barrier.offer()
         _sparse.register()
 
 
