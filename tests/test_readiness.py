@@ -43,6 +43,16 @@ def test_a_script(run_python: Any, tmp_path: Any) -> None:
     assert json.loads(out.read_text())["neffs"] == 3 and page.read_text().startswith("<!doctype html>")  # ones, mm, relu
 
 
+def test_a_training_loop_that_prints_its_loss_is_ready() -> None:
+    with torch.neuron.explain(target="trn2") as report:
+        model = torch.nn.Linear(4, 4).to("neuron").bfloat16()
+        loss = model(torch.ones(2, 4, device="neuron", dtype=torch.bfloat16)).sum()
+        loss.backward()
+        loss.item()
+    assert report.readiness.ready, str(report)
+    assert report.readiness.syncs >= 1
+
+
 @pytest.mark.parametrize("command", [("torch_neuronx.readiness",), ("torch_neuronx.compiler", "precompile")])
 def test_no_such_script(run_python: Any, command: tuple[str, ...]) -> None:
     code = f"import sys; from {command[0]}{'.__main__' if command[1:] else ''} import main; sys.exit(main(sys.argv[1:]))"
@@ -55,7 +65,7 @@ def test_strict(run_python: Any) -> None:
     code = """
 import torch
 x = torch.ones(3, 3, device="neuron")
-print((x + 1).relu().cpu().sum().item())
+print((x + 1).relu().sum().item())
 try:
     x.nonzero()
 except RuntimeError as error:

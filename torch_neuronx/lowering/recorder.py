@@ -67,12 +67,19 @@ def _constant(value: Any) -> Any:
     return float if isinstance(value, float) else repr(value)
 
 
+# What computes nothing: views by another name, questions, and the read of one element (a wait of the host, counted as such).
+_NO_PROGRAM = frozenset(
+    "aten::" + name
+    for name in "detach lift_fresh _unsafe_view _local_scalar_dense _has_compatible_shallow_copy_type is_set_to _is_zerotensor".split()
+)
+
+
 def only_metadata(func: torch._ops.OpOverload) -> bool:
-    """Views, in place too (``t_``, ``resize_as_``), and detach make no Program."""
+    """Views, in place too (``t_``, ``resize_as_``), detach, questions and ``item()`` make no Program."""
     returns = func._schema.returns
     view = bool(returns) and any(item.alias_info is not None and not item.alias_info.is_write for item in returns)
     in_place = torch.Tag.inplace_view in func.tags
-    return view or in_place or func._schema.name in ("aten::detach", "aten::lift_fresh", "aten::_unsafe_view")
+    return view or in_place or func._schema.name in _NO_PROGRAM
 
 
 def _site() -> str:
