@@ -375,7 +375,8 @@ void GroupBuilder::State::place_scratch() {
   }
 }
 
-/// Turns memories of storages that nobody else reads into scratch tiles.
+/// Turns memories of storages that nobody else reads into scratch tiles: a new one for each write, so that a scratch tile is written once
+/// and whoever follows it from reader to maker finds the right one.
 void GroupBuilder::State::keep_inside(std::vector<int>& internal) {
   auto is_internal = [&](int tile) {
     return tile >= 0 && tile < kScratch && std::binary_search(internal.begin(), internal.end(), memories[tile].place.storage);
@@ -390,14 +391,14 @@ void GroupBuilder::State::keep_inside(std::vector<int>& internal) {
       std::remove_if(steps.begin(), steps.end(), [&](const TileStep& step) { return step.what == What::scatter && is_internal(step.out); }),
       steps.end());
   std::vector<int> tiles(memories.size(), -1);
-  auto inside = [&](int& tile) {
+  auto inside = [&](int& tile, bool writes) {
     if (!is_internal(tile)) return;
-    if (tiles[tile] < 0) tiles[tile] = scratch(tiles::size_of(memories[tile].type));
+    if (writes || tiles[tile] < 0) tiles[tile] = scratch(tiles::size_of(memories[tile].type));
     tile = tiles[tile];
   };
   for (auto& step : steps) {
-    inside(step.out);
-    for (int& tile : step.in) inside(tile);
+    for (int& tile : step.in) inside(tile, false);
+    inside(step.out, true);
   }
 }
 
