@@ -21,7 +21,7 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
     Raises RuntimeError on the ranks that came, naming those that did not come in time.
     """
     if distributed_c10d._rank_not_in_group(group) or "neuron" not in dist.get_backend_config(group):
-        return dist.monitored_barrier(group, timeout, wait_all_ranks)
+        return distributed_c10d.monitored_barrier(group, timeout, wait_all_ranks)
     if timeout is None:
         timeout = distributed_c10d._get_default_timeout(dist.get_backend(group))
     limit = timedelta(seconds=timeout) if isinstance(timeout, (int, float)) else timeout
