@@ -56,7 +56,8 @@ void Communicator::abort(const std::string& reason) {
 }
 
 void Communicator::leave() {
-  if (channel_ && channel_->standing(rank) == Channel::taking_part) channel_->set_standing(Channel::left);
+  // The engine's thread may not have got to an abort yet; the others are to be told of it all the same.
+  if (channel_ && channel_->standing(rank) == Channel::taking_part) channel_->set_standing(failure() ? Channel::aborted : Channel::left);
 }
 
 bool Communicator::step(bool light, std::vector<std::shared_ptr<Operation>>* done) {
