@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.distributed.torchrun import torchrun
 from tests.distributed.workers import Ranks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,25 +61,12 @@ def test_pipeline_is_as_one_process(ranks4: Ranks, schedule: str) -> None:
     ranks4.run(check_schedule, schedule)
 
 
-def torchrun(*arguments: str, timeout: float = 300) -> str:
-    result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
 def test_elastic_loses_no_step() -> None:
-    out = torchrun("--standalone", "--nproc-per-node=2", "--max-restarts=1", str(EXAMPLES / "elastic.py"), "--check", "--steps=4")
-    assert "attempt 1 ended as a run that nothing disturbed" in out
+    out = torchrun("--nproc-per-node=2", "--max-restarts=1", EXAMPLES / "elastic.py", "--check", "--steps=4")
+    assert "attempt 1 ended as a run that nothing disturbed" in "".join(out)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "tp_fsdp", "pipeline", "context_parallel", "expert_parallel"])
 def test_example_under_torchrun(name: str) -> None:
-    assert "as in one process" in torchrun("--standalone", "--nproc-per-node=4", str(EXAMPLES / f"{name}.py"), "--check", "--steps=5")
+    assert "as in one process" in "".join(torchrun("--nproc-per-node=4", EXAMPLES / f"{name}.py", "--check", "--steps=5"))

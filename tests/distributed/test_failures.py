@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.distributed.torchrun import torchrun
 from tests.distributed.workers import _environment, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -258,16 +259,8 @@ else:
 @pytest.mark.full
 def test_torchrun_counts_the_cores() -> None:
     script = ROOT / "tests" / "distributed" / "print_rank.py"
-    result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=neuron", str(script)],
-        env={**os.environ, "NEURON_RT_NUM_CORES": "2"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    assert sorted(line for line in result.stdout.splitlines() if line.startswith("rank")) == ["rank 0 of 2 on 0", "rank 1 of 2 on 1"]
+    out = torchrun("--nproc-per-node=neuron", script, NEURON_RT_NUM_CORES="2")
+    assert [line for rank in out for line in rank.splitlines() if line.startswith("rank")] == ["rank 0 of 2 on 0", "rank 1 of 2 on 1"]
 
 
 def test_two_ranks_on_one_core_are_refused() -> None:

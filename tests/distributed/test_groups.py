@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.distributed.torchrun import torchrun
 from tests.distributed.workers import Ranks
 from torch_neuronx.distributed import monitored_barrier
 
@@ -127,15 +125,8 @@ def test_documented_script_runs(tmp_path: Path) -> None:
     blocks = [block.split("```")[0] for block in text.split("```python\n")[1:]]
     script = tmp_path / "script.py"
     script.write_text(blocks[0].replace("dist.destroy_process_group()", blocks[1] + "dist.destroy_process_group()"))
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "0 [2.0, 2.0, 2.0, 2.0]" in done.stdout and "ALLREDUCE SUM completed" in done.stdout
+    for rank, out in enumerate(torchrun("--nproc-per-node=2", script)):
+        assert f"{rank} [2.0, 2.0, 2.0, 2.0]" in out and "ALLREDUCE SUM completed" in out
 
 
 @pytest.mark.parametrize("value", ["abc", "-1"])
