@@ -207,3 +207,18 @@ except {exception} as error:
     run = run_python(code, str(broken_package))
     assert "TorchNeuron failed to load" in run.stdout, run.stderr
     assert "libtorch_neuronx.so" in run.stdout and "torch_neuronx.diagnose" in run.stdout
+
+
+def test_an_older_extension_says_so(run_python):
+    """As after an update of the sources that was not built."""
+    done = run_python(
+        """
+import torch
+from torch_neuronx import _C
+
+del _C._exchange_device
+assert not hasattr(_C, "_exchange_device")
+torch.neuron.set_device(0)
+"""
+    )
+    assert done.returncode != 0 and "Run `make build`" in done.stderr, done.stderr

@@ -21,7 +21,10 @@ def register(package: ModuleType) -> None:
     global _failure
     try:
         _require_extension(package)
-        from torch_neuronx import _C, _comm, _exit, _nki_names, _surface, ipc
+        from torch_neuronx import _C
+
+        _C.__getattr__ = _missing_from_the_extension  # type: ignore[attr-defined]
+        from torch_neuronx import _comm, _exit, _nki_names, _surface, ipc
         from torch_neuronx.compile import hook
         from torch_neuronx.distributed import _backend
 
@@ -45,6 +48,14 @@ def register(package: ModuleType) -> None:
         # Some other backend owns PyTorch's slot: torch.device("neuron") cannot exist, and using the package says why.
         _failure = _failure or error
         _offer_the_failure(package)
+
+
+def _missing_from_the_extension(name: str) -> Any:
+    """A name that the Python half uses and the compiled half lacks: a checkout that was updated and not built again."""
+    raise AttributeError(
+        f"torch_neuronx._C has no {name!r}: the compiled half is older than the Python half. Run `make build` in the checkout, or install the "
+        "package again"
+    )
 
 
 def _be_strict() -> None:

@@ -1,6 +1,7 @@
 """The op table through XLA:CPU: a share each day, everything in the full run."""
 
 import pytest
+import torch
 
 from tests.lowering.expectations import ALL
 from tests.lowering.report import counted, share, table, unexpected
@@ -51,3 +52,11 @@ def test_everything(dtype: str) -> None:
     assert not problems, "\n".join(problems)
     assert not [result for result in results if result["status"] in ("crash", "timeout")]
     assert share(results) >= BARS[dtype]
+
+
+def test_the_recurrence_of_hermite_cancels() -> None:
+    """The reason in expectations.py: PyTorch's own float32 is off by more than the tolerance, so nothing can be expected to equal it."""
+    x, n = torch.linspace(-8, 8, 1000), torch.arange(1000).remainder(9).float()
+    exact = torch.special.hermite_polynomial_he(x.double(), n.double())
+    error = (torch.special.hermite_polynomial_he(x, n).double() - exact).abs()
+    assert (error > 1e-5 + 1.3e-6 * exact.abs()).any()

@@ -215,8 +215,8 @@ class _Generator:
 
 
 def _on_the_device(func: Any, tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
-    """Whether everything is on ``neuron``, but for 0-dim tensors of the host: then it is a chip's work."""
-    if func._schema.name in ("aten::_local_scalar_dense", "aten::empty", "aten::empty_strided", "aten::_pin_memory"):
+    """Whether everything is on ``neuron``, but for 0-dim tensors of the host: then it is a chip's work. Memory alone is not."""
+    if func._schema.name in ("aten::empty", "aten::empty_strided", "aten::_pin_memory"):
         return False
     named = kwargs.get("device")
     if named is not None and torch.device(named).type != "neuron":

@@ -533,7 +533,12 @@ InlineRun::InlineRun(Stream& stream) : nested_(holding_slot), stream_(static_cas
       HostWaitScope wait;
       executor.acquire_unless([] { return false; });
     }
-    if (captured || hold_stream()) return;
+    try {
+      if (captured || hold_stream()) return;
+    } catch (...) {  // the window that was closed could not be run: no destructor of ours gives the slot back
+      executor.release();
+      throw;
+    }
     executor.release();
     std::this_thread::yield();
   }
