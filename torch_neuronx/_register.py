@@ -23,7 +23,7 @@ def register(package: ModuleType) -> None:
         _require_extension(package)
         from torch_neuronx import _C
 
-        _C.__getattr__ = _missing_from_the_extension  # type: ignore[attr-defined]
+        _C.__getattr__ = _missing_from_the_extension
         from torch_neuronx import _comm, _exit, _nki_names, _surface, ipc
         from torch_neuronx.compile import hook
         from torch_neuronx.distributed import _backend
@@ -53,8 +53,8 @@ def register(package: ModuleType) -> None:
 def _missing_from_the_extension(name: str) -> Any:
     """A name that the Python half uses and the compiled half lacks: a checkout that was updated and not built again."""
     raise AttributeError(
-        f"torch_neuronx._C has no {name!r}: the compiled half is older than the Python half. Run `make build` in the checkout, or install the "
-        "package again"
+        f"torch_neuronx._C has no {name!r}: the compiled half is older than the Python half. Run `make build` in the checkout, or install "
+        "the package again"
     )
 
 
@@ -143,5 +143,5 @@ def _offer_the_failure(package: ModuleType) -> None:
 
     for function in (_lazy_init, is_available, device_count, is_initialized, _is_in_bad_fork, manual_seed_all):
         setattr(package, function.__name__, function)
-    package.init = _lazy_init  # type: ignore[attr-defined]
-    package._initialized = False  # type: ignore[attr-defined]
+    package.init = _lazy_init
+    package._initialized = False
