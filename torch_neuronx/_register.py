@@ -143,5 +143,5 @@ def _offer_the_failure(package: ModuleType) -> None:
 
     for function in (_lazy_init, is_available, device_count, is_initialized, _is_in_bad_fork, manual_seed_all):
         setattr(package, function.__name__, function)
-    package.init = _lazy_init
-    package._initialized = False
+    package.init = _lazy_init  # type: ignore[attr-defined]
+    package._initialized = False  # type: ignore[attr-defined]
