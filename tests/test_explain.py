@@ -26,6 +26,7 @@ COUNTERS: dict[str, Any] = {
     "compiled": {"launches": 2, "calls": 20, "fused_calls": 12, "unwritten_bytes": 2048},
     "windows": {"launches": 3, "calls": 60, "fused_calls": 0, "unwritten_bytes": 0},
     "closed_windows": 4,
+    "window_kernels": 0,
     "host_launches": 5,
     "launches": 10,
     "compile": {"graphs": [], "recompiles": []},

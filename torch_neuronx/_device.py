@@ -136,6 +136,11 @@ def get_device_properties(device: Any = None) -> DeviceProperties:
     return DeviceProperties(**_C._device_properties(_get_device_index(device, optional=True)))
 
 
+@cache
+def _is_emulated(index: int) -> bool:
+    return bool(_C._device_properties(index)["is_emulated"])
+
+
 def get_device_name(device: Any = None) -> str:
     """``"Trainium2"``, or ``"Trainium2 (emulated)"`` on a machine without the chip."""
     return get_device_properties(device).product

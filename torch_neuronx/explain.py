@@ -30,8 +30,9 @@ class Report:
         ``syncs``: list of ``{"why", "site"}``; ``fallbacks``: list of ``{"op", "reason", "site"}``;
         ``bytes``: ``{"h2d", "d2h", "d2d"}``; ``launches``: int; ``compiled``, ``windows``: ``{"launches", "calls", "fused_calls",
         "unwritten_bytes"}`` of the Programs of many calls that were launched, by compiled graphs and by Adaptive Eager; ``closed_windows``:
-        int, also those that ran call by call; ``host_launches``: int, those that ran on the host because their program was still being
-        compiled; ``compile``: see :func:`torch_neuronx.compile.report.between`.
+        int, also those that ran call by call; ``window_kernels``: int, kernels of ``nki.replace`` that ran in them; ``host_launches``: int,
+        those that ran on the host because their program was still being compiled; ``compile``: see
+        :func:`torch_neuronx.compile.report.between`.
         """
         return copy.deepcopy(self._counters)
 
@@ -89,6 +90,8 @@ class Report:
             lines.append(
                 f"  windows          {self._counters['closed_windows']}, {self._counters['windows']['launches']} of them one launch"
             )
+        if self._counters["window_kernels"]:
+            lines.append(f"  in their place   {self._counters['window_kernels']} NKI kernels")
         calls = sorted(self._counters["ops"].items(), key=lambda item: (-item[1]["calls"], item[0]))
         lines += _table("operators", [(op["calls"], name) for name, op in calls])
         lines += _table("cache misses", _counted(_at(f"{miss['op']}: {miss['reason']}", miss) for miss in self._counters["misses"]))
@@ -156,6 +159,7 @@ def _between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         "compiled": {name: count - before["compiled"][name] for name, count in after["compiled"].items()},
         "windows": {name: count - before["windows"][name] for name, count in after["windows"].items()},
         "closed_windows": after["closed_windows"] - before["closed_windows"],
+        "window_kernels": after["window_kernels"] - before["window_kernels"],
     }
 
 
@@ -241,6 +245,7 @@ _NOTHING: dict[str, Any] = {
     "compiled": _NO_PROGRAMS,
     "windows": _NO_PROGRAMS,
     "closed_windows": 0,
+    "window_kernels": 0,
 }
 
 # What the process had counted when clear_op_tracking() was called last.

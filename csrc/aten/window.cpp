@@ -10,6 +10,8 @@
 
 #include "csrc/aten/allocator.h"
 #include "csrc/aten/guard.h"
+#include "csrc/aten/window_kernels.h"
+#include "csrc/nki/launches.h"
 #include "csrc/program/explain.h"
 #include "csrc/runtime/executable.h"
 
@@ -37,6 +39,19 @@ class WindowLock {
 
  private:
   std::unique_lock<std::recursive_mutex> lock_;
+};
+
+/// The lock of a WindowProgram that may be built by another thread, which may want the GIL for that.
+class BuildingLock {
+ public:
+  explicit BuildingLock(std::mutex& mutex) : lock_(mutex, std::try_to_lock) {
+    if (lock_.owns_lock()) return;
+    HostWaitScope wait;
+    lock_.lock();
+  }
+
+ private:
+  std::unique_lock<std::mutex> lock_;
 };
 
 /// A window as it is: its calls one after another. Deletes itself.
@@ -71,6 +86,8 @@ struct WindowProgram : c10::intrusive_ptr_target {
   std::mutex building;
   std::unique_ptr<LoadedSequence> loaded;              ///< null until it is built
   bool refused = false;                                ///< the target has no way to run it as one
+  std::shared_ptr<WindowWithKernels> with_kernels;     ///< null: the search has found none
+  uint64_t searched = 0;                               ///< the search's version then
   std::vector<c10::intrusive_ptr<CacheEntry>> owners;  ///< keep the ids in the key theirs
 };
 
@@ -263,6 +280,28 @@ std::shared_ptr<Sequence> Topology::sequence() const {
   return sequence;
 }
 
+/// What stands for the window now that kernels replace some of its calls; null: nothing does, or the numbers of this launch are others.
+/// `words`: of a launch, without temporaries.
+std::shared_ptr<WindowWithKernels> with_kernels(WindowProgram& program, const Topology& topology, const std::vector<uint64_t>& words,
+                                                int device) {
+  const uint64_t version = kernel_search_version.load(std::memory_order_acquire);
+  if (version == 0) [[likely]]
+    return nullptr;
+  const size_t inputs = topology.bases().size();
+  BuildingLock lock(program.building);
+  // The search takes Python's lock, for which nobody may wait who runs streams.
+  if (program.searched != version && !runs_streams()) {
+    program.searched = version;
+    program.with_kernels = nullptr;
+    const auto sequence = topology.sequence();
+    const std::vector<uint64_t> scalars(words.begin() + static_cast<std::ptrdiff_t>(inputs), words.end());
+    auto found = kernel_search->find(*sequence, scalars);
+    if (!found.empty()) program.with_kernels = std::make_shared<WindowWithKernels>(*sequence, std::move(found), scalars, device);
+  }
+  const bool usable = program.searched == version && program.with_kernels && program.with_kernels->fits(words.data() + inputs);
+  return usable && !nki::Launches::get().closed() ? program.with_kernels : nullptr;
+}
+
 EagerWindow::Span span_of(const Block& block) {
   const auto begin = reinterpret_cast<uint64_t>(block.data);
   return {begin, begin + block.size};
@@ -383,7 +422,7 @@ bool EagerWindow::launch_program(const Calls& calls) {
   Topology topology(calls, std::move(alive));
   const auto [program, seen] = WindowCache::of(stream_.device).meet(topology.key(), calls);
   if (seen < kBuildAfter) return false;
-  if (std::lock_guard lock(program->building); !program->loaded) {
+  if (BuildingLock lock(program->building); !program->loaded) {
     if (program->refused) return false;
     try {
       program->loaded = program_target().load(std::shared_ptr<const Sequence>(topology.sequence()), stream_.device);
@@ -402,14 +441,16 @@ bool EagerWindow::launch_program(const Calls& calls) {
     for_each_payload(one.calls[0], [&](int word) { words.insert(words.end(), at + word, at + word + 2); });
     at += one.input_words + static_cast<int>(one.fresh.size());
   }
+  const auto kernels = with_kernels(*program, topology, words, stream_.device);
+  const size_t temporary_bytes = kernels ? kernels->temporary_bytes : loaded.temporary_bytes;
   std::vector<c10::DataPtr> blocks_held;
   uint64_t temporaries = 0;
-  if (loaded.temporary_bytes > 0) {
+  if (temporary_bytes > 0) {
     auto& allocator = NeuronAllocator::get();
     try {
       // Inputs that were freed may lie in free memory: not there.
       for (int attempt = 0; attempt < kBlockAttempts && temporaries == 0; ++attempt) {
-        Block* block = allocator.allocate_block(stream_.device, &stream_, loaded.temporary_bytes);
+        Block* block = allocator.allocate_block(stream_.device, &stream_, temporary_bytes);
         blocks_held.push_back(allocator.make_data_ptr(block));
         const Span span = span_of(*block);
         if (!topology.overlaps(span.begin, span.end)) temporaries = span.begin;
@@ -419,8 +460,13 @@ bool EagerWindow::launch_program(const Calls& calls) {
     if (temporaries == 0) return false;
   }
   words.push_back(temporaries);
-  stream_.launch_window(loaded, words.data(), words.size());
-  counters().windows.count(calls.entries.size(), loaded.fused_calls, loaded.unwritten_bytes);
+  if (kernels) {
+    kernels->launch(stream_, std::move(words));
+    counters().windows.count(calls.entries.size(), kernels->fused_calls, kernels->unwritten_bytes);
+  } else {
+    stream_.launch_window(loaded, words.data(), words.size());
+    counters().windows.count(calls.entries.size(), loaded.fused_calls, loaded.unwritten_bytes);
+  }
   return true;
 }
 

@@ -21,9 +21,6 @@ std::exception_ptr too_late() {
 
 class Launches::Launch final : public Completion {
  public:
-  explicit Launch(uint64_t number) : number(number) {}
-  const uint64_t number;
-
   std::vector<StreamPoint> needs() override { return {}; }  // its stream has run what was before it
 
   void help(const std::function<bool()>& stop) override {
@@ -51,47 +48,53 @@ void Launches::add(Stream& stream, uint64_t number) {
   if (stream.capture()) stream.drain();  // throws, and says why
   auto* awaiting = dynamic_cast<Awaiting*>(&stream);
   if (!awaiting) throw std::runtime_error("NKI kernels run on emulated NeuronCores only so far: set TORCH_NEURONX_TARGET=emulated");
-  auto launch = std::make_shared<Launch>(number);
-  stream.call([this, launch] { turn_of(launch); });
+  auto launch = std::make_shared<Launch>();
+  stream.call(
+      [this, launch, number] { turn_of({number, 0, {}}, [launch](std::exception_ptr error) { launch->finish_with(std::move(error)); }); });
   awaiting->wait_for(launch);
   stream.query();  // wakes the worker, which leaves a few small records to whoever waits for them
 }
 
-void Launches::turn_of(const std::shared_ptr<Launch>& launch) {
+void Launches::turn_of(uint64_t kernel, std::vector<uint64_t> addresses, Done done) {
+  turn_of({0, kernel, std::move(addresses)}, std::move(done));
+}
+
+void Launches::turn_of(Turn turn, Done done) {
   {
     std::lock_guard lock(mutex_);
     if (!closed_) {
-      running_.emplace(launch->number, launch);
-      ready_.push_back(launch->number);
+      if (turn.number == 0) turn.number = ++last_number_;
+      running_.emplace(turn.number, std::move(done));
+      ready_.push_back(std::move(turn));
       changed_.notify_one();
       return;
     }
   }
-  launch->finish_with(too_late());
+  done(too_late());
 }
 
-uint64_t Launches::take() {
+Turn Launches::take() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return closed_ || !ready_.empty(); });
-  if (ready_.empty()) return 0;
-  const uint64_t number = ready_.front();
+  if (ready_.empty()) return {};
+  Turn turn = std::move(ready_.front());
   ready_.pop_front();
-  return number;
+  return turn;
 }
 
 void Launches::done(uint64_t number, std::exception_ptr error) {
-  std::shared_ptr<Launch> launch;
+  Done done;
   {
     std::lock_guard lock(mutex_);
     auto found = running_.extract(number);
     if (found.empty()) return;
-    launch = std::move(found.mapped());
+    done = std::move(found.mapped());
   }
-  launch->finish_with(std::move(error));
+  done(std::move(error));
 }
 
 void Launches::close() {
-  std::unordered_map<uint64_t, std::shared_ptr<Launch>> left;
+  std::unordered_map<uint64_t, Done> left;
   {
     std::lock_guard lock(mutex_);
     closed_ = true;
@@ -99,7 +102,12 @@ void Launches::close() {
     ready_.clear();
   }
   changed_.notify_all();
-  for (auto& [number, launch] : left) launch->finish_with(too_late());
+  for (auto& [number, done] : left) done(too_late());
+}
+
+bool Launches::closed() {
+  std::lock_guard lock(mutex_);
+  return closed_;
 }
 
 void run_on_one_thread() {

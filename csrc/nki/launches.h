@@ -10,39 +10,56 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
-#include <memory>
+#include <functional>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 #include "csrc/runtime/completion.h"
 
 namespace neuron::nki {
 
+/// What the thread is to replay.
+struct Turn {
+  uint64_t number = 0;              ///< 0: nothing any more
+  uint64_t kernel = 0;              ///< of a window (aten/window_kernels.h), as the search has named it; 0: a launch that Python has added
+  std::vector<uint64_t> addresses;  ///< then: where the host finds its arguments and results
+};
+
 class Launches {
  public:
   static Launches& get();
 
-  /// Adds a launch to `stream`. `number`, the caller's, is not in use. Throws when the stream is being captured, or cannot be blocked.
+  /// Told once, by any thread, that a turn is over.
+  using Done = std::function<void(std::exception_ptr error)>;
+
+  /// Adds a launch to `stream`. `number`, the caller's, is not in use and below 2^63. Throws when the stream is being captured, or cannot
+  /// be blocked.
   void add(Stream& stream, uint64_t number);
 
-  /// The next launch whose turn has come; waits for it. 0 once closed.
-  uint64_t take();
+  /// A kernel of a window whose turn has come.
+  void turn_of(uint64_t kernel, std::vector<uint64_t> addresses, Done done);
+
+  /// The next launch whose turn has come; waits for it.
+  Turn take();
 
   /// A launch that was taken is done; `error`, if any, becomes its stream's.
   void done(uint64_t number, std::exception_ptr error);
 
   /// Lets take() return, and fails what was not done.
   void close();
+  bool closed();
 
  private:
   class Launch;
-  void turn_of(const std::shared_ptr<Launch>& launch);
+  void turn_of(Turn turn, Done done);
 
   std::mutex mutex_;
   std::condition_variable changed_;
   bool closed_ = false;
-  std::unordered_map<uint64_t, std::shared_ptr<Launch>> running_;  // their turns have come
-  std::deque<uint64_t> ready_;                                     // those of them that were not taken
+  uint64_t last_number_ = uint64_t{1} << 63;    // of kernels of windows
+  std::unordered_map<uint64_t, Done> running_;  // their turns have come
+  std::deque<Turn> ready_;                      // those of them that were not taken
 };
 
 /// One OpenMP thread for what the calling thread runs from now on; the process's setting stays.

@@ -14,5 +14,6 @@ void bind_compiled_graph(py::module_& m);  ///< torch_neuronx/compile/
 void bind_ipc(py::module_& m);             ///< torch_neuronx/ipc.py
 void bind_nki(py::module_& m);             ///< torch_neuronx/nki/
 void bind_distributed(py::module_& m);     ///< torch_neuronx/distributed/
+void bind_kernel_search(py::module_& m);   ///< torch_neuronx/nki/windows.py
 
 void bind_program_compiler(py::module_& m);  ///< torch_neuronx/compiler/program.py

@@ -4,6 +4,7 @@
 
 #include "csrc/aten/front_end.h"
 #include "csrc/aten/window.h"
+#include "csrc/aten/window_kernels.h"
 #include "csrc/program/cache.h"
 #include "csrc/program/explain.h"
 #include "csrc/program/program_target.h"
@@ -75,6 +76,7 @@ py::dict counters_dict() {
   all["compiled"] = program_counts(c.compiled);
   all["windows"] = program_counts(c.windows);
   all["closed_windows"] = c.closed_windows.load();
+  all["window_kernels"] = neuron::window_kernel_launches().load();
   all["cached_programs"] = neuron::cached_programs();
   all["meta_mismatches"] = neuron::target_is_open() ? neuron::program_target().meta_mismatches() : 0;
   return all;

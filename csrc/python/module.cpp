@@ -58,6 +58,7 @@ PYBIND11_MODULE(_C, m) {
   bind_compiled_graph(m);
   bind_ipc(m);
   bind_nki(m);
+  bind_kernel_search(m);
   bind_distributed(m);
   bind_program_compiler(m);
 }

@@ -1,7 +1,9 @@
 #include <c10/core/Storage.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "csrc/aten/front_end.h"
 #include "csrc/aten/guard.h"
 #include "csrc/nki/launches.h"
 #include "csrc/nki/matmul.h"
@@ -48,9 +50,21 @@ void launch(int64_t device, uint64_t number) {
   if (neuron::settings().launch_blocking) stream.synchronize();
 }
 
-uint64_t next_launch() {
-  neuron::HostWaitScope wait;
-  return neuron::nki::Launches::get().take();
+/// A kernel on a chip: an operator like any other, with a Program of its own.
+std::vector<at::Tensor> launch_on_chip(const std::string& name, const std::vector<at::Tensor>& inputs, const std::vector<int64_t>& sizes) {
+  static const neuron::LaunchedOp op("nki::kernel", "");
+  torch::jit::Stack stack{name, c10::List<at::Tensor>(c10::ArrayRef<at::Tensor>(inputs)), sizes};
+  op(&stack);
+  return stack.at(0).toTensorVector();
+}
+
+py::tuple next_launch() {
+  neuron::nki::Turn turn;
+  {
+    neuron::HostWaitScope wait;
+    turn = neuron::nki::Launches::get().take();
+  }
+  return py::make_tuple(turn.number, turn.kernel, turn.addresses);
 }
 
 void launch_done(uint64_t number, const py::object& error) {
@@ -71,7 +85,9 @@ void bind_nki(py::module_& m) {
   m.def("_nki_address", torch::wrap_pybind_function(address_of), py::arg("tensor"));
   m.def("_nki_point_slot", torch::wrap_pybind_function(point_slot), py::arg("slot"), py::arg("address"));
   m.def("_nki_launch", torch::wrap_pybind_function(launch), py::arg("device"), py::arg("number"));
-  m.def("_nki_next_launch", next_launch, "Waits for a launch whose turn has come; 0 when there will be none.");
+  m.def("_nki_launch_on_chip", torch::wrap_pybind_function(launch_on_chip), py::arg("name"), py::arg("inputs"), py::arg("sizes"));
+  m.def("_nki_next_launch", next_launch,
+        "Waits for a launch whose turn has come: (number, kernel of a window or 0, addresses); number 0 when there will be none.");
   m.def("_nki_launch_done", torch::wrap_pybind_function(launch_done), py::arg("number"), py::arg("error"));
   m.def("_nki_close_launches", [] { neuron::nki::Launches::get().close(); });
   m.def("_nki_run_on_one_thread", neuron::nki::run_on_one_thread);

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "csrc/python/bindings.h"
+#include "csrc/python/described.h"
 
 namespace {
 
@@ -110,37 +111,6 @@ py::dict describe(const neuron::Program& program, const uint64_t* values) {
   return d;
 }
 
-py::dict describe(const neuron::Sequence& sequence) {
-  py::list storages, calls;
-  int escaping = sequence.fresh_words();
-  for (int s = 0; s < static_cast<int>(sequence.storages.size()); ++s) {
-    const auto& storage = sequence.storages[static_cast<size_t>(s)];
-    if (s < sequence.input_storages)
-      storages.append(storage_of(s, -1));
-    else
-      storages.append(storage_of(storage.escapes ? escaping++ : -1, static_cast<int64_t>(storage.bytes)));
-  }
-  const Source source = [&](const SequenceCall& call, int word) -> py::tuple {
-    const auto& first = call.words[static_cast<size_t>(word)];
-    switch (first.kind) {
-      case WordSource::Kind::scalar:
-        return from_word(sequence.scalar_word(first.index));
-      case WordSource::Kind::seed:
-        return from_word(sequence.seed_word());
-      case WordSource::Kind::draw:
-        return from_word(sequence.seed_word() + 1, first.value);
-      default:
-        return py::make_tuple("constant", first.value, call.words[static_cast<size_t>(word) + 1].value);
-    }
-  };
-  for (const auto& call : sequence.calls) calls.append(describe(call, source));
-  py::dict d;
-  d["name"] = sequence.name;
-  d["storages"] = storages;
-  d["calls"] = calls;
-  return d;
-}
-
 /// (name, how it is passed, word, bytes before the word's place, number to add, bytes).
 LoweredProgram::Operand operand_of(const py::handle& entry) {
   const auto [name, kind, word, offset, add, bytes] = entry.cast<std::tuple<std::string, std::string, int, int64_t, int64_t, size_t>>();
@@ -168,7 +138,7 @@ class PythonCompiler final : public neuron::ProgramCompiler {
 
   std::shared_ptr<const LoweredProgram> lower(const neuron::Sequence& sequence, const neuron::DeviceInfo& device) override {
     py::gil_scoped_acquire gil;
-    return lower_described(describe(sequence), device);
+    return lower_described(neuron::describe(sequence), device);
   }
 
   std::string compile(const LoweredProgram& program) override {
@@ -217,6 +187,37 @@ class PythonCompiler final : public neuron::ProgramCompiler {
 };
 
 }  // namespace
+
+py::dict neuron::describe(const neuron::Sequence& sequence) {
+  py::list storages, calls;
+  int escaping = sequence.fresh_words();
+  for (int s = 0; s < static_cast<int>(sequence.storages.size()); ++s) {
+    const auto& storage = sequence.storages[static_cast<size_t>(s)];
+    if (s < sequence.input_storages)
+      storages.append(storage_of(s, -1));
+    else
+      storages.append(storage_of(storage.escapes ? escaping++ : -1, static_cast<int64_t>(storage.bytes)));
+  }
+  const Source source = [&](const SequenceCall& call, int word) -> py::tuple {
+    const auto& first = call.words[static_cast<size_t>(word)];
+    switch (first.kind) {
+      case WordSource::Kind::scalar:
+        return from_word(sequence.scalar_word(first.index));
+      case WordSource::Kind::seed:
+        return from_word(sequence.seed_word());
+      case WordSource::Kind::draw:
+        return from_word(sequence.seed_word() + 1, first.value);
+      default:
+        return py::make_tuple("constant", first.value, call.words[static_cast<size_t>(word) + 1].value);
+    }
+  };
+  for (const auto& call : sequence.calls) calls.append(::describe(call, source));
+  py::dict d;
+  d["name"] = sequence.name;
+  d["storages"] = storages;
+  d["calls"] = calls;
+  return d;
+}
 
 void bind_program_compiler(py::module_&) {
   static auto* const compiler = new PythonCompiler;

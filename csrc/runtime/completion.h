@@ -1,4 +1,4 @@
-// Something outside the streams that a stream may wait for: a collective with other processes.
+// Something outside the streams that a stream may wait for: a collective with other processes, kernels that Python replays.
 //
 // Note [Blocked streams]
 // A stream that meets a completion which is not done is blocked: its consumer leaves the record where it is and lets go of the
@@ -30,6 +30,13 @@ class Completion {
   /// What it failed with; null while it is not done, and when all is well.
   std::exception_ptr error() const { return done() ? error_ : nullptr; }
 
+  /// Its own work on the stream, as far as it goes now: called, with the compute slot, by a consumer that has met it at the stream's head,
+  /// as often as one does. Does not throw.
+  virtual void proceed() {}
+
+  /// Whether a consumer of the stream would get on with it.
+  virtual bool ready() const { return done(); }
+
   /// Points that must be reached before it can become done, older ones first.
   virtual std::vector<StreamPoint> needs() = 0;
 
@@ -57,6 +64,9 @@ class Awaiting {
  public:
   /// Later work of this stream starts only after `completion` is done; its error, if any, becomes the stream's: see Note [Errors].
   virtual void wait_for(std::shared_ptr<Completion> completion) = 0;
+
+  /// The same as the one record of the stream's open window, which closes.
+  virtual void wait_for_window(std::shared_ptr<Completion> completion) = 0;
 
  protected:
   ~Awaiting() = default;

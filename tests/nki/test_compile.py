@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
+from tests.nki.small_kernels import add_into
 from torch_neuronx import nki_op, wrap_nki
 
 
@@ -26,13 +27,6 @@ def scale(x, factor=2.0, bias=None, op=nl.multiply, options=None):
         nisa.tensor_tensor(tile, tile, nl.load(bias), nl.add)
     nl.store(out, tile)
     return out
-
-
-@nki.jit
-def add_into(x, total):
-    tile = nl.load(total)
-    nisa.tensor_tensor(tile, tile, nl.load(x), nl.add)
-    nl.store(total, tile)
 
 
 @nki.jit

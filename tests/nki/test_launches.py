@@ -8,6 +8,7 @@ import nki.language as nl
 import pytest
 import torch
 
+from tests.nki.small_kernels import add_into
 from torch_neuronx.nki.simulator import Simulator
 
 
@@ -18,13 +19,6 @@ def twice(x):
     nisa.tensor_scalar(tile, tile, nl.multiply, 2.0)
     nl.store(out, tile)
     return out
-
-
-@nki.jit
-def add_to(x, total):
-    tile = nl.load(total)
-    nisa.tensor_tensor(tile, tile, nl.load(x), nl.add)
-    nl.store(total, tile)
 
 
 @nki.jit
@@ -72,7 +66,7 @@ def test_the_caller_does_not_wait(hold):
     def work():
         total.zero_()
         y = twice(x) + 1
-        add_to(y, total)
+        add_into(y, total)
         seen = twice(total)
         total.fill_(7)
         return seen, total.t().contiguous()
@@ -98,7 +92,7 @@ def test_memory_that_is_freed_meanwhile_is_used_in_order(hold):
     def work():
         total.zero_()
         for i in range(20):
-            add_to(twice(x * i), total)  # three tensors that are dropped at once, in memory that the next turn takes
+            add_into(twice(x * i), total)  # three tensors that are dropped at once, in memory that the next turn takes
 
     _, go = hold(work)
     go.set()
@@ -110,7 +104,7 @@ def test_strided_arguments_are_read_and_written_in_order(hold):
 
     def work():
         total.fill_(1)
-        add_to(x.t(), total.t())
+        add_into(x.t(), total.t())
         seen = total.clone()
         total.zero_()
         return seen
@@ -155,7 +149,7 @@ def test_many_threads_launch():
     def work(total):
         with torch.neuron.stream(torch.neuron.Stream()):
             for _ in range(10):
-                add_to(twice(x), total)
+                add_into(twice(x), total)
             torch.neuron.current_stream().synchronize()
 
     threads = [threading.Thread(target=work, args=(total,)) for total in totals]

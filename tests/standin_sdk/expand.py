@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxlib import _jax
 
+from tests.standin_sdk.kernels import configs
+
 
 def _softmax(x: Any, config: str) -> Any:
     return jax.nn.softmax(x, axis=int(config))
@@ -39,8 +41,9 @@ EXPANSIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def expand(hlo: bytes) -> bytes:
-    """``hlo`` with each known custom call replaced by a call of a function that computes it."""
+def expand(hlo: bytes, refuse_kernel: Callable[[str], None]) -> bytes:
+    """``hlo`` with each known custom call replaced by a call of a function that computes it. NKI kernels stay, for the executor;
+    ``refuse_kernel`` is shown their configs."""
     from jax._src.interpreters import mlir
     from jaxlib.mlir import ir
 
@@ -54,6 +57,8 @@ def expand(hlo: bytes) -> bytes:
                 calls.append(op)
             return ir.WalkResult.ADVANCE
 
+        for _, config in configs(module):
+            refuse_kernel(config)
         module.operation.walk(collect)
         for number, op in enumerate(calls):
             _replace(module, op, f"expanded_{number}")

@@ -1,6 +1,7 @@
 """``neuronx-cc``, as far as it is documented: its command line, what it refuses and with which words, a NEFF-shaped result.
 
-The NEFF holds the HLO with the compiler's custom calls expanded, and a tensor table. Its build field says that it is the stand-in's.
+The NEFF holds the HLO with the compiler's custom calls expanded (but for NKI kernels), and a tensor table. Its build field says that it is
+the stand-in's.
 Environment, for tests: STANDIN_CC_SLEEP (seconds before it works), STANDIN_CC_EXIT (status to fail with), STANDIN_CC_CALLS (a file that
 gets a line for each compilation).
 """
@@ -120,8 +121,13 @@ def compile_model(options: argparse.Namespace) -> None:
     table = tensor_table(text)
     if "custom-call(" in text:  # JAX is imported for those alone
         from tests.standin_sdk.expand import expand
+        from tests.standin_sdk.kernels import refusal
 
-        hlo = expand(hlo)
+        def refuse_kernel(config: str) -> None:
+            if why := refusal(config, options.target, lnc):
+                refuse("EVRF015", f"custom-call target 'AwsNeuronCustomNativeKernel': {why}")
+
+        hlo = expand(hlo, refuse_kernel)
     files = {"hlo.pb": hlo, "tensors.json": json.dumps(table).encode()}
     name = f"{options.model.stem}-{hashlib.sha256(hlo).hexdigest()[:8]}"
     compress = not options.enable_fast_loading_neuron_binaries

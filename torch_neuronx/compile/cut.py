@@ -34,6 +34,9 @@ _DYNAMIC = {
     "aten::set_": "replaces a storage",
 }
 
+# Overloads of other namespaces that are calls of a Program on a NeuronCore, where they lower; on an emulated one they run by themselves.
+_ON_CHIP = frozenset({"nki::kernel"})
+
 # Operators of higher order whose own implementation only issues work on the device, so that it can be recorded.
 _RECORDABLE = frozenset({"flex_attention", "flex_attention_backward", "scan", "map_impl", "associative_scan", "invoke_subgraph"})
 
@@ -148,7 +151,7 @@ def host_reason(node: Node) -> str | None:
         return f"{name} reads host memory"
     if len({value.device for one in (node, *node.all_input_nodes) for value in values(one) if _is_on_device(value)}) > 1:
         return f"{name} works on two devices"
-    if target.namespace not in NAMESPACES:
+    if target.namespace not in NAMESPACES and not (name in _ON_CHIP and not _is_emulated(node)):
         return f"custom operator {name}"
     if torch.Tag.data_dependent_output in target.tags:
         return f"{name} reads a value on the host"
@@ -161,6 +164,12 @@ def host_reason(node: Node) -> str | None:
     if not devices:
         return f"{name} gives no tensor"
     return None
+
+
+def _is_emulated(node: Node) -> bool:
+    from torch_neuronx import _device
+
+    return all(_device._is_emulated(value.device.index) for value in values(node) if _is_on_device(value))
 
 
 def _static_shape(node: Node) -> bool:

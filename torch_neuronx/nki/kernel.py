@@ -10,6 +10,7 @@ import inspect
 import math
 import os
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.utils import _pytree
 from torch_neuronx import _C
 from torch_neuronx.nki import arrays, check, liveness, races, torch_op, trace
 from torch_neuronx.nki.dtypes import DType
-from torch_neuronx.nki.errors import NkiValidationError
+from torch_neuronx.nki.errors import NkiValidationError, NkiWarning
 from torch_neuronx.nki.host import plain_torch
 from torch_neuronx.nki.memory import Buffer, MemoryRegion
 from torch_neuronx.nki.simulator import Simulator, run_together
@@ -316,6 +317,9 @@ def _outputs(kernel: Kernel, returned: Any, outputs: list[NkiTensor], written: d
                 raise NkiValidationError(f"{where} returns {buffer.name}, which was never written")
             if mask is not None and not mask.full:
                 buffer.needs_fill = True
+                if check.mode() != "off" and (holes := mask.holes()):
+                    text = f"{where} returns {buffer.name}: {holes}. They show what HBM held before; write them, or slice what is returned"
+                    warnings.warn(text, NkiWarning, stacklevel=2)
         outputs.append(returned)
         return _Leaf(len(outputs) - 1)
     if isinstance(returned, (tuple, list)):

@@ -29,7 +29,7 @@ def enqueue(device: torch.device, replay: Replay) -> bool:
     Raises:
         RuntimeError: the stream is being captured.
     """
-    if not _start():
+    if not start():
         return False
     number = next(_numbers)
     _replays[number] = replay
@@ -41,7 +41,8 @@ def enqueue(device: torch.device, replay: Replay) -> bool:
     return True
 
 
-def _start() -> bool:
+def start() -> bool:
+    """Starts the thread, once; False when the interpreter is about to end."""
     global _thread
     with _lock:
         if _thread is None and not _closed:
@@ -52,11 +53,17 @@ def _start() -> bool:
 
 
 def _replay_launches() -> None:
+    from torch_neuronx.nki import windows
+
     _C._nki_run_on_one_thread()
-    while number := _C._nki_next_launch():
+    while (turn := _C._nki_next_launch())[0]:
+        number, kernel, addresses = turn
         error: BaseException | None = None
         try:
-            _replays.pop(number)()
+            if kernel:
+                windows.run(kernel, addresses)
+            else:
+                _replays.pop(number)()
         except BaseException as raised:
             error = raised
         _C._nki_launch_done(number, error)

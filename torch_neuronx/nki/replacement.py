@@ -1,4 +1,4 @@
-"""``nki.replace(pattern, kernel)``: a kernel in place of a sequence of ATen operators, in compiled graphs.
+"""``nki.replace(pattern, kernel)``: a kernel in place of a sequence of ATen operators, in compiled graphs and in windows (windows.py).
 
 The pattern is a PyTorch function. A graph is searched in two steps, with PyTorch's SubgraphMatcher: for the operators of the pattern with
 whatever numbers, then, with the pattern traced for the very tensors that were found, for the same numbers too. What takes the place of a
@@ -14,15 +14,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.utils.matcher_utils import InternalMatch, SubgraphMatcher
 
 from torch_neuronx.compile import rewrites
+from torch_neuronx.nki import windows
+from torch_neuronx.nki.plain_form import arguments_of, listed
 
 _numbers = itertools.count()
 _replacements: dict[str, Replacement] = {}
 _RANKS = (2, 3, 4, 1)
+Form = Callable[[GraphModule, Sequence[torch.Tensor]], "GraphModule | None"]
+Refusal = Callable[[InternalMatch, Sequence[torch.Tensor], Callable[..., Any], Callable[..., Any]], "str | None"]
 
 
 class Replacement:
@@ -30,6 +34,7 @@ class Replacement:
 
     Attributes:
         replaced: how often the kernel was put into a graph.
+        windows: how often it was put into a window of Adaptive Eager.
         refused: why matches were left as they were, one text each.
     """
 
@@ -38,33 +43,35 @@ class Replacement:
         self._kinds = None if example_inputs is None else [(tuple(t.shape), t.dtype) for t in example_inputs]
         self._arguments = _number_of_tensors(pattern) if example_inputs is None else len(example_inputs)
         self.name = f"{getattr(pattern, '__name__', 'pattern')}#{next(_numbers)}"
-        self.replaced = 0
+        self.replaced = self.windows = 0
         self.refused: list[str] = []
         self._checked: set[Any] = set()
         self._skeletons: dict[Any, list[GraphModule]] = {}
         _replacements[self.name] = self
-        self._stop = rewrites.add(self._rewrite)
+        self._stop = rewrites.add(self._rewrite), windows.add(self)
 
     def remove(self) -> None:
-        """Graphs that are compiled from now on are left alone."""
-        self._stop()
+        """Graphs that are compiled from now on are left alone, and windows that run."""
+        for stop in self._stop:
+            stop()
 
     def __repr__(self) -> str:
-        return f"<nki replacement of {self.name}, in graphs {self.replaced} times>"
+        return f"<nki replacement of {self.name}, in graphs {self.replaced} times, in windows {self.windows} times>"
 
     # Running.
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The kernel's results, compared with the pattern's the first time that these shapes and dtypes come."""
-        results = _listed(self.kernel(*inputs))
+        results = listed(self.kernel(*inputs))
         key = tuple((tuple(t.shape), t.dtype, t.device.type) for t in inputs)
         if key not in self._checked:
-            self._compare(results, _listed(self.pattern(*inputs)), key)
+            self.compare(results, listed(self.pattern(*inputs)), inputs)
             self._checked.add(key)
         return results
 
-    def _compare(self, found: list[torch.Tensor], wanted: list[torch.Tensor], key: Any) -> None:
-        shapes = ", ".join(f"{dtype} {list(shape)}" for shape, dtype, _ in key)
+    def compare(self, found: list[torch.Tensor], wanted: list[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+        """Raises a RuntimeError when the results are not the pattern's."""
+        shapes = ", ".join(f"{t.dtype} {list(t.shape)}" for t in inputs)
         try:
             torch.testing.assert_close(found, wanted, **self.tolerance)
         except AssertionError as error:
@@ -76,24 +83,33 @@ class Replacement:
     # Matching.
 
     def _rewrite(self, gm: GraphModule) -> None:
-        for skeleton in self._patterns(gm):
-            matches = SubgraphMatcher(skeleton.graph, ignore_literals=True).match(gm.graph)
-            for match in reversed(matches):  # later ones first: what takes the place of an earlier one may be their argument
-                refusal = self._refusal(match, gm)
-                if refusal is None:
-                    self._put(gm, match)
-                elif refusal not in self.refused:
-                    self.refused.append(refusal)
+        for match in self.matches(gm):
+            self._put(gm, match)
         gm.graph.lint()
         gm.recompile()
 
-    def _patterns(self, gm: GraphModule) -> Iterator[GraphModule]:
+    def matches(self, gm: GraphModule, form: Form | None = None, refusal: Refusal | None = None) -> Iterator[InternalMatch]:
+        """Where the kernel can stand in ``gm``, later places first: what takes the place of an earlier one may be their argument.
+
+        Args:
+            form: what makes traced patterns comparable with ``gm``; None when they are.
+            refusal: tells why else it cannot be.
+        """
+        for skeleton in self._patterns(gm, form):
+            for match in reversed(SubgraphMatcher(skeleton.graph, ignore_literals=True).match(gm.graph)):
+                why = self._refusal(match, gm, form, refusal)
+                if why is None:
+                    yield match
+                elif why not in self.refused:
+                    self.refused.append(why)
+
+    def _patterns(self, gm: GraphModule, form: Form | None) -> Iterator[GraphModule]:
         """The pattern's operators, which depend on ranks and dtypes: of the examples, or of all that occur in ``gm``."""
         known: set[str] = set()
         for inputs in self._examples(gm):
-            key = tuple((t.dim(), t.dtype) for t in inputs)
+            key = (form, *((t.dim(), t.dtype) for t in inputs))
             if key not in self._skeletons:
-                self._skeletons[key] = list(_traced(self.pattern, inputs))
+                self._skeletons[key] = list(_traced(self.pattern, inputs, form))
             for skeleton in self._skeletons[key]:
                 if skeleton.code not in known:
                     known.add(skeleton.code)
@@ -110,13 +126,13 @@ class Replacement:
             for shape in itertools.product(ranks, repeat=self._arguments):
                 yield [torch.empty((8,) * rank, dtype=dtype, device="meta") for rank in shape]
 
-    def _refusal(self, match: InternalMatch, gm: GraphModule) -> str | None:
+    def _refusal(self, match: InternalMatch, gm: GraphModule, form: Form | None, other: Refusal | None) -> str | None:
         """Why the kernel cannot stand for a match; None when it can."""
         # An argument that the graph has as a number is that number here.
-        inputs = [node.meta["val"] if isinstance(node, Node) else node for node in match.placeholder_nodes]
+        inputs = arguments_of(match, form)
         if any(not isinstance(value, torch.Tensor) or value.device.type != "neuron" for value in inputs):
             return "an argument is no tensor on neuron"
-        exact = next(_traced(self.pattern, inputs), None)
+        exact = next(_traced(self.pattern, inputs, form), None)
         again = SubgraphMatcher(exact.graph).match(gm.graph) if exact is not None else []
         if not any(one.returning_nodes == match.returning_nodes and one.placeholder_nodes == match.placeholder_nodes for one in again):
             return "the operators are the pattern's, but not their numbers or dtypes"
@@ -125,12 +141,12 @@ class Replacement:
             return "a result is not contiguous"
         try:
             with _fake_mode_of(inputs):
-                found = _listed(self.kernel(*inputs))
+                found = listed(self.kernel(*inputs))
         except Exception as error:  # whatever the kernel says of arguments that it is not made for
             return f"the kernel refuses the arguments: {type(error).__name__}: {error}"
         if [(t.shape, t.dtype) for t in found] != [(t.shape, t.dtype) for t in wanted]:
             return "the kernel's results have other shapes or dtypes than the pattern's"
-        return None
+        return None if other is None else other(match, inputs, self.kernel, self.pattern)
 
     def _put(self, gm: GraphModule, match: InternalMatch) -> None:
         last = max(match.returning_nodes, key=list(gm.graph.nodes).index)
@@ -162,10 +178,6 @@ def _number_of_tensors(pattern: Callable[..., Any]) -> int:
     return sum(p.default is p.empty and p.kind is not p.VAR_KEYWORD for p in parameters)
 
 
-def _listed(results: Any) -> list[torch.Tensor]:
-    return list(results) if isinstance(results, (tuple, list)) else [results]
-
-
 def _fake_mode_of(inputs: Sequence[torch.Tensor]) -> Any:
     from torch._guards import detect_fake_mode
 
@@ -174,14 +186,18 @@ def _fake_mode_of(inputs: Sequence[torch.Tensor]) -> Any:
     return mode
 
 
-def _traced(pattern: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Iterator[GraphModule]:
-    """The ATen graph of the pattern, without what nothing needs; nothing when it does not run on such tensors."""
+def _traced(pattern: Callable[..., Any], inputs: Sequence[torch.Tensor], form: Form | None) -> Iterator[GraphModule]:
+    """The ATen graph of the pattern in ``form``, without what nothing needs; nothing when it does not run on such tensors."""
     try:
         with torch.no_grad():
             gm = make_fx(lambda *tensors: pattern(*tensors))(*inputs)  # of a function with defaults it would trace these, too
     except Exception:  # a pattern for matrices, tried on vectors
         return
     gm.graph.eliminate_dead_code()
+    formed = gm if form is None else form(gm, inputs)
+    if formed is None:
+        return
+    gm = formed
     if any(node.op == "call_function" for node in gm.graph.nodes):
         yield gm
 
@@ -193,7 +209,7 @@ def _replacement(replacement: str, inputs: Sequence[torch.Tensor]) -> list[torch
 
 @_replacement.register_fake
 def _(replacement: str, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return _listed(_replacements[replacement].kernel(*inputs))
+    return listed(_replacements[replacement].kernel(*inputs))
 
 
 def replace(

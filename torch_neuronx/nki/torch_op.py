@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C._profiler import _RecordFunctionFast
 
-from torch_neuronx import _C
+from torch_neuronx import _C, _device
 from torch_neuronx.compile import hook
 from torch_neuronx.nki import arrays, launches, symbolic
 
@@ -213,10 +213,23 @@ def _run(name: str, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor
 
     site = site_named(name)
     leaves = site.join(read, written)
+    if _on_a_chip(leaves):
+        if site.written:
+            raise NotImplementedError(
+                f"the NKI kernel {site.kernel.__name__} writes to its arguments, which a NeuronCore's custom call cannot. Let it return "
+                "a tensor, and copy that"
+            )
+        return list(_C._nki_launch_on_chip(name, leaves, sizes))
     compiled = site.compiled(specs_of(leaves))
     _compare(site, compiled.traced, sizes)
     with _RecordFunctionFast(f"nki::{site.kernel.__name__}"):
         return typed(compiled.traced, execute(compiled, leaves))
+
+
+def _on_a_chip(leaves: Sequence[torch.Tensor]) -> bool:
+    """Whether a launch is a Program of the chip's: a custom call in a NEFF (lowering/ops/kernels.py)."""
+    device = next((leaf.device for leaf in leaves if leaf.device.type == "neuron"), None)
+    return device is not None and not _device._is_emulated(device.index)
 
 
 def _empty(traced: TracedKernel, sizes: Sequence[Any], device: torch.device) -> list[torch.Tensor]:

@@ -86,6 +86,17 @@ class WrittenMask:
         view = self._view(access)
         return view is not None and not view.any()
 
+    def holes(self) -> str:
+        """Which elements were never written, in words; empty when all were."""
+        if self.full:
+            return ""
+        missing = self.buffer.size if self._flags is None else self.buffer.size - int(self._flags.sum())
+        if not missing:
+            return ""
+        first = 0 if self._flags is None else int(self._flags.argmin())
+        place = [int(n) for n in np.unravel_index(first, self.buffer.shape)]
+        return f"{missing} of its {self.buffer.size} elements were never written, the first of them {place}"
+
     def known(self, access: AccessPattern) -> Flags:
         """The flags of a static access; all set where its elements do not match those of the buffer."""
         if self.full or self._flags is None:

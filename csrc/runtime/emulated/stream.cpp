@@ -251,7 +251,7 @@ void Executor::work() {
 void Executor::sleep(std::unique_lock<std::mutex>& lock, const std::vector<EmulatedStream*>& streams, uint64_t seen) {
   sleeping_.store(true, std::memory_order_seq_cst);
   worker_blocked_.store(!blockers_.empty(), std::memory_order_seq_cst);
-  const bool late = total_enqueued(streams) != seen || std::any_of(blockers_.begin(), blockers_.end(), [](auto& b) { return b->done(); });
+  const bool late = total_enqueued(streams) != seen || std::any_of(blockers_.begin(), blockers_.end(), [](auto& b) { return b->ready(); });
   if (late) {
     sleeping_.store(false, std::memory_order_relaxed);
   } else {
@@ -401,6 +401,10 @@ void EmulatedStream::wait_for(std::shared_ptr<Completion> completion) {
   push(kAwait, reinterpret_cast<uint64_t>(new std::shared_ptr<Completion>(std::move(completion))), nullptr, 0, true);
 }
 
+void EmulatedStream::wait_for_window(std::shared_ptr<Completion> completion) {
+  push(kAwait, reinterpret_cast<uint64_t>(new std::shared_ptr<Completion>(std::move(completion))), nullptr, 0, true, /*of_window=*/true);
+}
+
 bool EmulatedStream::query() {
   close_window();
   if (idle()) return true;
@@ -436,6 +440,7 @@ bool EmulatedStream::next_is_serial() {
 
 /// With the slot held: true when `completion` is done, after running what it needs.
 bool EmulatedStream::await(const std::shared_ptr<Completion>& completion) {
+  completion->proceed();
   if (completion->done()) return true;
   for (auto [stream, sequence] : completion->needs())
     if (!Executor::get().run_until(static_cast<EmulatedStream&>(*stream), sequence)) return false;

@@ -34,6 +34,7 @@ class EmulatedStream final : public Stream, public Awaiting {
   uint64_t mark(TimeCell time) override;
   void wait_for(Stream& other, uint64_t sequence) override;
   void wait_for(std::shared_ptr<Completion> completion) override;
+  void wait_for_window(std::shared_ptr<Completion> completion) override;
   bool query() override;
   void drain(uint64_t sequence) override;
   void raise_pending() override;

@@ -15,7 +15,12 @@ namespace {
 
 using Operand = LoweredProgram::Operand;
 
-bool has_cpu_kernel(const Program& program) { return program.calls[0].op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU); }
+/// One that the stream's thread may run: those of other libraries may be Python.
+bool has_cpu_kernel(const Program& program) {
+  const auto& op = program.calls[0].op;
+  const auto ns = op.operator_name().getNamespace();
+  return (ns == "aten" || ns == "neuron") && op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
+}
 
 /// The executable of one call of a Sequence.
 struct CallOnHost final : c10::intrusive_ptr_target {
