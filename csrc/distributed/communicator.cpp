@@ -150,6 +150,20 @@ std::string Communicator::late(const Operation& operation) const {
   return "waits for " + operation.awaited();
 }
 
+int Communicator::missing(const Operation& operation) const {
+  int found = -1;
+  for (int other = 0; other < size; ++other) {
+    if (other == rank || !operation.needs_rank(other)) continue;
+    const auto standing = channel_->standing(other);
+    if (standing == Channel::taking_part) {
+      if (!channel_->alive(other)) return other;
+    } else if (found < 0 || (standing == Channel::left && channel_->standing(found) == Channel::aborted)) {
+      found = other;
+    }
+  }
+  return found;
+}
+
 void Communicator::check(std::vector<std::shared_ptr<Operation>>* done) {
   if (idle()) return;
   std::string problem;
@@ -159,10 +173,8 @@ void Communicator::check(std::vector<std::shared_ptr<Operation>>* done) {
       if (!problem.empty()) return;
       const std::string what = operation->record->describe();
       if (channel_ && operation->ready()) {
-        for (int other = 0; other < size && problem.empty(); ++other) {
+        if (const int other = missing(*operation); other >= 0) {
           const auto standing = channel_->standing(other);
-          const bool gone = other != rank && (standing != Channel::taking_part || !channel_->alive(other));
-          if (!gone || !operation->needs_rank(other)) continue;
           problem = what + " of process group " + name + " cannot finish on rank " + std::to_string(rank) + ": " +
                     channel_->describe(other) +
                     (standing == Channel::aborted ? ", has aborted the group"

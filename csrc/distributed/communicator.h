@@ -64,6 +64,10 @@ class Communicator {
   void finish(const std::shared_ptr<Operation>& operation, std::exception_ptr error, std::vector<std::shared_ptr<Operation>>* done);
   std::string late(const Operation& operation) const;
 
+  /// A rank that `operation` needs and that will not come, or -1. One that ended without a word before one that left, and that before one
+  /// that gave the group up: it may have done so because of the others.
+  int missing(const Operation& operation) const;
+
   const std::unique_ptr<Channel> channel_;
   Lane collectives_{true};
   Lane receives_{false};

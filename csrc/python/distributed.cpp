@@ -62,6 +62,7 @@ void bind_distributed(py::module_& m) {
       .def("__deepcopy__", [](const NeuronOptions& options, const py::dict&) { return c10::make_intrusive<NeuronOptions>(options); });
   py::class_<ProcessGroupNeuron, c10d::Backend, c10::intrusive_ptr<ProcessGroupNeuron>>(m, "ProcessGroupNeuron")
       .def_property_readonly("options", &ProcessGroupNeuron::options)
+      .def("_set_default_timeout", &ProcessGroupNeuron::setTimeout, py::arg("timeout"), "A timedelta for what is called from now on.")
       .def(
           "perform_nocolor_split", [](ProcessGroupNeuron&, const py::object&) {}, "Ranks outside of a new group have nothing to do.")
       .def_property_readonly("on_one_host", torch::wrap_pybind_function(on_one_host),

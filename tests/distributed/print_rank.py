@@ -1,5 +1,7 @@
 """For torchrun: prints which rank this is and which device it uses."""
 
+import sys
+
 import torch
 import torch.distributed as dist
 
@@ -7,5 +9,6 @@ dist.init_process_group()
 x = torch.ones(1, device="neuron")
 dist.all_reduce(x)
 assert x.item() == dist.get_world_size()
-print(f"rank {dist.get_rank()} of {dist.get_world_size()} on {x.device.index}", flush=True)
+# One write, line end and all: ranks share a pipe, and with PYTHONUNBUFFERED print() writes the line end by itself.
+sys.stdout.write(f"rank {dist.get_rank()} of {dist.get_world_size()} on {x.device.index}\n")
 dist.destroy_process_group()

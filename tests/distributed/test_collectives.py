@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -464,19 +464,20 @@ def check_work() -> None:
     tensor = torch.full((50_000,), float(rank), device=D)
     future = dist.all_reduce(tensor, async_op=True).get_future().then(lambda f: f.value()[0] / size)
     same(future.wait(), torch.full((50_000,), sum(range(size)) / size))
-    # the host does not wait: rank 0 comes late, the others have gone on by then
+    # the host does not wait: rank 0 comes only when the others have gone on
     tensor.fill_(1)
     tensor * 2  # the first call of a kind waits for the stream
     torch.neuron.synchronize()
     dist.barrier()
-    started = time.monotonic()
+    store = dist.distributed_c10d._get_default_store()
+    went_on = [f"check_work {other}" for other in range(1, size)]
     if rank == 0:
-        time.sleep(1)
+        store.wait(went_on, timedelta(seconds=100))
     work = dist.all_reduce(tensor.fill_(1), async_op=True)
     work.wait()
     doubled = tensor * 2
-    queued = time.monotonic() - started
-    assert rank == 0 or queued < 0.7, queued
+    if rank > 0:
+        store.set(went_on[rank - 1], "")
     assert work.is_completed()  # its results can be used on this stream
     same(doubled, torch.full((50_000,), 2.0 * size))
 

@@ -101,7 +101,7 @@ def test_barriers(ranks2: Ranks) -> None:
 
 def check_monitored(message: str) -> None:
     monitored_barrier()
-    monitored_barrier(timeout=20, wait_all_ranks=True)
+    monitored_barrier(timeout=100, wait_all_ranks=True)
     group = dist.new_group([0, 1])
     if dist.get_rank() == 0:
         with pytest.raises(RuntimeError, match=message):

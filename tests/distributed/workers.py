@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import time
 import traceback
@@ -12,33 +11,33 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as mp
 
 _GRACE = 30  # seconds that ranks get when another has failed: they may wait for it
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def make_store() -> dist.TCPStore:
+    """A store for ranks to meet at, as torchrun has one: its port is bound, so nobody else can get it, and it outlives each rank."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def _environment(rank: int, size: int, port: int) -> dict[str, str]:
+def environment_of(rank: int, size: int, store: dist.TCPStore) -> dict[str, str]:
+    """What torchrun would tell a rank whose ``init_process_group`` shall use ``store``, of this process."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "OMP_NUM_THREADS": "1",
     }
 
 
-def _serve(rank: int, size: int, port: int, orders: Connection, environment: dict[str, str]) -> None:
-    import torch.distributed as dist
-
-    os.environ.update(_environment(rank, size, port) | environment)
+def _serve(rank: int, orders: Connection, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
     torch.set_num_threads(1)
     bound = torch.device("neuron", rank) if "TEST_BOUND" in environment else None
     dist.init_process_group(environment.get("TEST_BACKEND", "cpu:gloo,neuron:neuron") or None, device_id=bound)
@@ -60,17 +59,18 @@ class Ranks:
     def __init__(self, size: int, **environment: str) -> None:
         self.size = size
         context = mp.get_context("spawn")
-        port = free_port()
+        self._store = make_store()
         self._pipes, self._processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, size, port, theirs, environment), daemon=True)
+            settings = environment_of(rank, size, self._store) | environment
+            process = context.Process(target=_serve, args=(rank, theirs, settings), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = 120) -> list[Any]:
+    def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = 240) -> list[Any]:
         """What ``function(*arguments)``, of a module that ranks can import, returns on each rank. Raises the first failure's text."""
         for pipe in self._pipes:
             pipe.send((function, arguments))
