@@ -56,6 +56,8 @@ py::list flight_records() {
 
 }  // namespace
 
+void bind_rpc(py::module_& m);  // rpc.cpp: its headers take long to compile
+
 void bind_distributed(py::module_& m) {
   using NeuronOptions = ProcessGroupNeuron::NeuronOptions;
   py::class_<NeuronOptions, Options, c10::intrusive_ptr<NeuronOptions>>(m, "ProcessGroupNeuronOptions")
@@ -70,4 +72,5 @@ void bind_distributed(py::module_& m) {
   m.def("_make_backend", torch::wrap_pybind_function(make_backend), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
         py::arg("name"), py::arg("global_ranks"), py::arg("transport"), py::arg("first_use"));
   m.def("_flight_records", torch::wrap_pybind_function(flight_records));
+  bind_rpc(m);
 }

@@ -1,8 +1,10 @@
-"""PyTorch's own ``DistributedTest``, as it is in the installed wheel, on ``neuron`` and on the CPU with Gloo.
+"""PyTorch's own suites of ``torch.distributed``, as they are in the installed wheel, on ``neuron`` and on the CPU with Gloo.
 
-``python -m tests.distributed.upstream [--match TEXT] [--json FILE]`` runs both and prints what the CPU passes and ``neuron`` does not.
-The tests make their tensors on the default device, so the suite for Gloo runs unmodified: only backend and default device differ.
-Tests that ask for CUDA devices or for NCCL are skipped by the suite itself, on both.
+``python -m tests.distributed.upstream [--suite c10d|rpc] [--match TEXT] [--json FILE]`` runs a test on ``neuron``, then on the CPU, and
+prints what the CPU passes and ``neuron`` does not. ``c10d`` is ``DistributedTest``, ``rpc`` what ``upstream_rpc.py`` lists.
+The tests make their tensors on the default device, so the suites for the CPU run unmodified: only backend and default device differ.
+Tests that ask for CUDA devices or for NCCL are skipped by the suites themselves, on both. A test counts if one of its ranks had memory of
+the device, or if it failed on ``neuron``.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from torch.testing._internal.distributed.distributed_test import DistributedTest
 
 from torch_neuronx.distributed import monitored_barrier
 
+TOUCHED = Path(os.environ["TEMP_DIR"]) / "touched"
 FORKS = torch.multiprocessing.get_context("forkserver")
 
 
@@ -45,7 +48,18 @@ class Rank(FORKS.Process):  # type: ignore[name-defined, misc]
         super().run()
 
 
-class TestGloo(TestDistBackend, DistributedTest._DistTestBase):
+def note_use(kind: type, test: str) -> None:
+    """In a rank, at its end: remembers that ``test`` was given memory of the device."""
+    if torch.neuron.memory_stats().get("allocation.all.allocated", 0) > 0:
+        TOUCHED.mkdir(exist_ok=True)
+        (TOUCHED / key(kind, test)).touch()
+
+
+def key(kind: type, test: str) -> str:
+    return f"{kind.__name__.removeprefix('Cpu').removeprefix('Neuron')}.{test}"
+
+
+class CpuDistributedTest(TestDistBackend, DistributedTest._DistTestBase):
     """On the CPU, a process for each rank."""
 
     def setUp(self) -> None:
@@ -72,7 +86,7 @@ def objects() -> Any:
         return make_objects()
 
 
-class TestNeuron(TestGloo):
+class NeuronDistributedTest(CpuDistributedTest):
     """The same on ``neuron``."""
 
     @classmethod
@@ -95,7 +109,10 @@ class TestNeuron(TestGloo):
             timeout=timedelta(seconds=seconds),
         )
         self._barrier()
-        self.run_test(test_name, pipe)
+        try:
+            self.run_test(test_name, pipe)
+        finally:
+            note_use(cls, test_name)
         self._barrier()
         dist.destroy_process_group()
         sys.exit(0)
@@ -103,8 +120,18 @@ class TestNeuron(TestGloo):
 
 # What the CPU passes and ``neuron`` does not, each with its reason. A row whose test passes is an error too.
 ROWS = {
-    "test_ddp_logging_data_cpu": 'wants the name of the backend in DDP\'s logging data; c10d calls all but its own "custom"',
+    "DistributedTest.test_ddp_logging_data_cpu": "wants the backend's name in DDP's logging data; c10d calls all but its own 'custom'",
 }
+
+Suites = dict[type[unittest.TestCase], type[unittest.TestCase]]  # on the CPU, on neuron
+
+
+def suites(name: str) -> tuple[Suites, dict[str, str]]:
+    if name == "c10d":
+        return {CpuDistributedTest: NeuronDistributedTest}, ROWS
+    from tests.distributed import upstream_rpc
+
+    return upstream_rpc.SUITES, upstream_rpc.ROWS
 
 
 class Outcomes(unittest.TextTestResult):
@@ -114,25 +141,28 @@ class Outcomes(unittest.TextTestResult):
         super().__init__(*arguments, **options)
         self.outcomes: dict[str, str] = {}
 
+    def _note(self, test: Any, outcome: str) -> None:
+        self.outcomes[key(type(test), test._testMethodName)] = outcome
+
     def startTest(self, test: unittest.TestCase) -> None:
         super().startTest(test)
-        self.outcomes[test.id().rsplit(".", 1)[1]] = "pass"
+        self._note(test, "pass")
 
     def addSkip(self, test: unittest.TestCase, reason: str) -> None:
         super().addSkip(test, reason)
-        self.outcomes[test.id().rsplit(".", 1)[1]] = f"skip: {reason}"
+        self._note(test, f"skip: {reason}")
 
     def addFailure(self, test: unittest.TestCase, err: Any) -> None:
         super().addFailure(test, err)
-        self.outcomes[test.id().rsplit(".", 1)[1]] = f"fail: {err[1]}"[:6000]
+        self._note(test, f"fail: {err[1]}"[:6000])
 
     def addError(self, test: unittest.TestCase, err: Any) -> None:
         super().addError(test, err)
-        self.outcomes[test.id().rsplit(".", 1)[1]] = f"fail: {err[1]}"[:6000]
+        self._note(test, f"fail: {err[1]}"[:6000])
 
 
-def run(kind: type[unittest.TestCase], names: list[str]) -> dict[str, str]:
-    suite = unittest.TestSuite(kind(name) for name in names)
+def run(tests: list[tuple[type[unittest.TestCase], str]]) -> dict[str, str]:
+    suite = unittest.TestSuite(kind(name) for kind, name in tests)
     result = unittest.TextTestRunner(sys.stderr, resultclass=Outcomes, verbosity=2).run(suite)
     assert isinstance(result, Outcomes)
     return result.outcomes
@@ -140,26 +170,31 @@ def run(kind: type[unittest.TestCase], names: list[str]) -> dict[str, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--match", default="", help="only tests whose name contains this")
+    parser.add_argument("--suite", choices=("c10d", "rpc"), default="c10d")
+    parser.add_argument("--match", default="", help="only tests whose SUITE.NAME matches this regular expression")
     parser.add_argument("--share", default="1/1", help="I/N: only every N-th test, from the I-th on")
     parser.add_argument("--json", type=Path, help="write every outcome there")
     options = parser.parse_args()
-    names = [name for name in unittest.TestLoader().getTestCaseNames(TestGloo) if options.match in name]
+    pairs, rows = suites(options.suite)
+    load = unittest.TestLoader().getTestCaseNames
+    tests = [(kind, name) for kind in pairs for name in load(kind) if re.search(options.match, key(kind, name))]
     index, count = map(int, options.share.split("/"))
-    names = names[index - 1 :: count]
-    cpu = run(TestGloo, names)
-    wanted = [name for name, outcome in cpu.items() if outcome == "pass"]
-    neuron = run(TestNeuron, wanted)
-    worse = {name: neuron[name] for name in wanted if neuron[name] != "pass"}
+    tests = tests[index - 1 :: count]
+    neuron = run([(pairs[kind], name) for kind, name in tests])
+    counts = [(kind, name) for kind, name in tests if neuron[key(kind, name)].startswith("fail") or (TOUCHED / key(kind, name)).exists()]
+    cpu = run(counts)
     if options.json:
         options.json.write_text(json.dumps({"cpu": cpu, "neuron": neuron}, indent=1))
-    for name, outcome in worse.items():
-        print(f"{name}: {ROWS.get(name) or cause(outcome)}")
-    fixed = [name for name in wanted if name in ROWS and name not in worse]
+    wanted = [name for name, outcome in cpu.items() if outcome == "pass"]
+    worse = [name for name in wanted if neuron[name] != "pass"]
+    fixed = [name for name in wanted if name in rows and name not in worse]
+    for name in worse:
+        print(f"{name}: {rows.get(name) or cause(neuron[name])}")
     for name in fixed:
         print(f"{name}: passes now; remove its row")
-    print(f"{len(names)} tests; the CPU passes {len(wanted)}; neuron does not pass {len(worse)} of these")
-    return bool(fixed or worse.keys() - ROWS.keys())
+    print(f"{len(tests)} tests, {len(counts)} use the device;", end=" ")
+    print(f"the CPU passes {len(wanted)}; neuron does not pass {len(worse)} of these")
+    return bool(fixed or set(worse) - rows.keys())
 
 
 def cause(outcome: str) -> str:

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from torch_neuronx.distributed._flight_recorder import flight_recorder
 from torch_neuronx.distributed._monitored_barrier import monitored_barrier
+from torch_neuronx.distributed._rpc import rpc_backend
 
-__all__ = ["flight_recorder", "monitored_barrier"]
+__all__ = ["flight_recorder", "monitored_barrier", "rpc_backend"]
