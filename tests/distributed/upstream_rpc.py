@@ -1,9 +1,9 @@
 """PyTorch's own suites of ``torch.distributed.rpc``, as they are in the installed wheel: calls, remote references, distributed autograd and
 optimizer, remote modules, DDP under distributed autograd, TorchScript, and PyTorch's examples.
 
-On ``neuron`` each worker makes its tensors on the core of its rank, and its device maps name for every worker the core of that one's rank.
-(Threads that run a request make theirs on the CPU: the default device is a thread's own.) A test counts only if some rank of it has had
-memory of the device: much of the suites is about names, pickling or time-outs, and the same on every device.
+On ``neuron`` each worker makes its tensors on the core of its rank, also in the threads that run requests, and its device maps name for
+every worker the core of that one's rank. A test counts only if some rank of it has had memory of the device: much of the suites is about
+names, pickling or time-outs, and the same on every device.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.distributed.rpc import internal
 from torch.testing._internal.common_distributed import MultiProcessTestCase
 from torch.testing._internal.distributed import rpc_utils
 from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import TensorPipeRpcAgentTestFixture
@@ -46,6 +47,14 @@ class Neuron(Cpu):
     def _run(cls, rank: int, test_name: str, file_name: str, parent_pipe: Any, **kwargs: Any) -> None:
         torch.neuron.set_device(rank)
         torch.set_default_device(torch.device("neuron", rank))
+        run_function = internal._run_function
+
+        def on_this_core(function: Any) -> Any:  # the default device is a thread's own
+            torch.neuron.set_device(rank)
+            with torch.device("neuron", rank):
+                return run_function(function)
+
+        internal._run_function = on_this_core
         try:
             super()._run(rank, test_name, file_name, parent_pipe, **kwargs)
         finally:
