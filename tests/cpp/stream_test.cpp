@@ -2,10 +2,13 @@
 // threads. Under TSan the plain variables that the records touch prove that one record happens before the next.
 #include <atomic>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -45,6 +48,21 @@ bool poll(Stream& stream) {
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
   return false;
+}
+
+/// How often the worker has gone to sleep; 0 where there is no worker.
+long worker_naps() {
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream status(task.path() / "status");
+    std::string line;
+    bool is_worker = false;
+    while (std::getline(status, line)) {
+      if (line == "Name:\tneuron-worker") is_worker = true;
+      constexpr std::string_view voluntary = "voluntary_ctxt_switches:";
+      if (is_worker && line.compare(0, voluntary.size(), voluntary) == 0) return std::stol(line.substr(voluntary.size()));
+    }
+  }
+  return 0;
 }
 
 std::string message_of(Stream& stream) {
@@ -114,6 +132,28 @@ TEST(stream_finishes_by_polling_alone) {
     CHECK_EQ(ran, 50);
   }
   set_compute_threads(1);
+}
+
+TEST(worker_lies_still_while_another_thread_is_at_work) {
+  Stream &held = new_stream(), &waiting = new_stream();
+  std::atomic<int> ran{0};
+  Function add_one([&](const uint64_t*) { ++ran; });
+  long before = 0, after = 0;
+  {
+    InlineRun inline_run(held);
+    waiting.launch(add_one, nullptr, 0);
+    CHECK(!waiting.query());  // which wakes the worker
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    before = worker_naps();
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    after = worker_naps();
+    CHECK_EQ(ran, 0);
+  }
+  CHECK(before > 0);
+  CHECK(after - before < 100);  // a nap lasts 50 us
+  // Nobody waits for what is left behind, and nobody asks for it.
+  for (int i = 0; i < 100'000 && !waiting.reached(1); ++i) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  CHECK_EQ(ran, 1);
 }
 
 TEST(stream_with_the_lower_number_runs_first) {

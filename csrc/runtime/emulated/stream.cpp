@@ -96,6 +96,7 @@ class Executor {
   void release() {
     holding_slot = false;
     busy_.store(false, std::memory_order_seq_cst);
+    if (wants_slot_.load(std::memory_order_seq_cst)) offer_slot();
     if (waiting_.load(std::memory_order_seq_cst) > 0) {
       std::lock_guard lock(done_mutex_);
       done_cv_.notify_all();
@@ -173,6 +174,8 @@ class Executor {
 
   void work();
   int run_batch(const std::vector<EmulatedStream*>& streams, bool host_is_quiet);
+  void offer_slot();
+  void await_slot();
   void sleep(std::unique_lock<std::mutex>& lock, const std::vector<EmulatedStream*>& streams, uint64_t seen);
 
   const int cores_ = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
@@ -189,6 +192,7 @@ class Executor {
   std::condition_variable work_cv_;
   std::atomic<bool> sleeping_{false};
   std::atomic<bool> worker_blocked_{false};            // it sleeps although there is work
+  std::atomic<bool> wants_slot_{false};                // it sleeps because another thread holds the slot
   std::vector<std::shared_ptr<Completion>> blockers_;  // the worker's: what the streams of its last batch wait for
   std::atomic<bool> stopping_{false};
   std::thread worker_;
@@ -228,7 +232,11 @@ void Executor::work() {
     const auto pending = std::count_if(streams.begin(), streams.end(), [](auto* s) { return !s->idle(); });
     int ran = 0;
     blockers_.clear();
-    if (pending > 0 && !others_wait() && try_acquire()) {
+    if (pending > 0 && !others_wait()) {
+      if (!try_acquire()) {
+        await_slot();
+        continue;
+      }
       ran = run_batch(streams, quiet_naps >= kQuietNaps);
       release();
     }
@@ -245,6 +253,25 @@ void Executor::work() {
     sleep(lock, streams, seen);
     naps = 0;
   }
+}
+
+/// The worker lies still while another thread is at work: a nap each 50 us would push its team off the cores.
+/// The holder wakes it if it leaves work behind, and a producer if it adds some that is worth it.
+void Executor::await_slot() {
+  std::unique_lock lock(sleep_mutex_);
+  sleeping_.store(true, std::memory_order_seq_cst);
+  wants_slot_.store(true, std::memory_order_seq_cst);
+  work_cv_.wait(lock, [&] {
+    return !sleeping_.load(std::memory_order_relaxed) || stopping_.load(std::memory_order_relaxed) ||
+           !busy_.load(std::memory_order_seq_cst);
+  });
+  wants_slot_.store(false, std::memory_order_relaxed);
+  sleeping_.store(false, std::memory_order_relaxed);
+}
+
+void Executor::offer_slot() {
+  const auto streams = snapshot();
+  if (std::any_of(streams.begin(), streams.end(), [](auto* s) { return !s->idle(); })) kick();
 }
 
 /// Until a producer or a completion kicks. One that missed the flags is caught by a second look.

@@ -11,7 +11,8 @@
 // A busy host thread beside an OpenMP team on the same cores slows the team about threefold: its barrier waits for a thread
 // that the scheduler has put aside. Executables are therefore serial (one thread) or parallel, by their shapes alone. While
 // cores are scarce, the worker runs serial records beside the host and leaves a parallel one to the thread that will wait
-// for it; once the host has not enqueued anything for a moment, the worker runs it. No consumer ever spins. This decides
+// for it; once the host has not enqueued anything for a moment, the worker runs it. No consumer ever spins, and the worker
+// does not look up while another thread holds the slot: naps would take a core from its team again and again. This decides
 // only when and where a record runs, never its result.
 #pragma once
 
