@@ -155,3 +155,22 @@ def test_threads_do_not_change_results() -> None:
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_tensors_of_one_foreach_call_may_overlap() -> None:
+    """Those that have nothing to do with each other run at the same time, the others one after another."""
+
+    def run(device: str) -> Tensors:
+        a, b = torch.arange(100_000.0).to(device), torch.arange(50_000.0).to(device)
+        for _ in range(5):
+            torch._foreach_mul_([a, b, a, a[50_000:], b], [2.0, 3.0, 0.5, 1.5, 0.25])
+            torch._foreach_add_([a[:50_000], b], [b, a[50_000:]])
+        return [a.cpu(), b.cpu()]
+
+    torch.set_num_threads(max(2, threads := torch.get_num_threads()))
+    try:
+        ours = run(DEVICE)
+    finally:
+        torch.set_num_threads(threads)
+    for got, wanted in zip(ours, run("cpu"), strict=True):
+        assert torch.equal(got, wanted)

@@ -12,8 +12,11 @@ using tiles::Op;
 using tiles::Type;
 using What = TileStep::What;
 
-constexpr int64_t kTileBytes = 32 * 1024;  // what the tiles of a group may take together
-constexpr int64_t kLargestTile = 2048, kSmallestTile = 512;
+// Note [Size of a tile]
+// Short tiles let the processor work at several steps at a time, and at what memory still has to deliver: AdamW's eleven steps take 16.2 ms
+// for 10 M elements in tiles of 576, 12.9 in tiles of 192. Shorter ones cost more calls than that gains. Rows that lie apart cost per tile.
+constexpr int64_t kTileBytes = 12 * 1024, kTileBytesOfRows = 32 * 1024;  // what the tiles of a group may take together
+constexpr int64_t kLargestTile = 2048, kSmallestTile = 192, kSmallestTileOfRows = 512;
 
 int64_t bits_of(double value) {
   int64_t bits;
@@ -420,9 +423,11 @@ TileGroup GroupBuilder::State::finish(std::vector<int>* internal) {
     const auto& memory = group.memories[i];
     bytes += used[i] && memory.contiguous() ? tiles::size_of(memory.type) : 0;
   }
+  const bool rows = std::any_of(group.steps.begin(), group.steps.end(),
+                                [](const TileStep& step) { return step.what == What::gather || step.what == What::scatter; });
+  const int64_t most = (rows ? kTileBytesOfRows : kTileBytes) / std::max<int64_t>(bytes, 1) / 64 * 64;
   // A single step gains nothing from L1.
-  group.tile = group.steps.size() <= 1 ? 16 * kLargestTile
-                                       : std::clamp(kTileBytes / std::max<int64_t>(bytes, 1) / 64 * 64, kSmallestTile, kLargestTile);
+  group.tile = group.steps.size() <= 1 ? 16 * kLargestTile : std::clamp(most, rows ? kSmallestTileOfRows : kSmallestTile, kLargestTile);
   return std::move(group);
 }
 

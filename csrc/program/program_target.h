@@ -23,7 +23,7 @@ class LoadedSequence : public Executable {
 
   size_t temporary_bytes = 0;  ///< the block that a launch needs beside its escaping storages
   int kernels = 0;             ///< steps that are one call's kernel
-  int groups = 0;              ///< steps that are fused groups
+  int groups = 0;              ///< fused groups
   int fused_calls = 0;         ///< calls in them
   size_t unwritten_bytes = 0;  ///< memory that fusion does not need: storages that live and die inside one group
 };

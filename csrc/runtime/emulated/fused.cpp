@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <stdexcept>
+#include <utility>
 
 #include "csrc/program/explain.h"
 #include "csrc/runtime/emulated/parallel.h"
@@ -24,7 +26,7 @@ using tiles::Type;
 
 constexpr int64_t kAlignment = 64;
 constexpr int64_t kPiece = 8192;  // elements that a thread takes at least, so that it is worth its while
-constexpr int64_t kPiecesPerThread = 4;
+constexpr int64_t kPiecesPerThread = 16;
 constexpr int64_t kWholeTiles = 2048;  // pieces are multiples of this, so that few tiles are cut
 
 // Memory for the tiles of this thread, kept for the next launch. At exit the main thread runs records after its thread-locals are gone:
@@ -138,43 +140,11 @@ void check_fits(const TileConstant& constant, bool integer, const Number& number
   }
 }
 
-// Note [Next tile]
+// Note [Later tiles]
 // A loop over tiles waits for memory in the steps that read it first and leaves it idle in the others. So each step asks for a share of the
-// next tile's cache lines, into L2 (L1 is full of this tile).
-class NextTile {
- public:
-  static constexpr int64_t kLine = 64;
-
-  NextTile(const std::vector<int>& memories, const std::vector<TileMemory>& all, char* const* at, int64_t tile, size_t steps)
-      : memories_(memories), all_(all), at_(at), tile_(tile) {
-    for (int memory : memories) share_ += bytes(memory) / kLine + 1;
-    share_ = (share_ + static_cast<int64_t>(steps) - 1) / static_cast<int64_t>(steps);
-  }
-  void start() {
-    current_ = 0;
-    offset_ = 0;
-  }
-  void ask() {
-    for (int64_t left = share_; left > 0 && current_ < memories_.size();) {
-      const int memory = memories_[current_];
-      const int64_t size = bytes(memory), end = std::min(size, offset_ + left * kLine);
-      for (const char* next = at_[memory] + size; offset_ < end; offset_ += kLine, --left) __builtin_prefetch(next + offset_, 0, 2);
-      if (offset_ < size) return;
-      offset_ = 0;
-      ++current_;
-    }
-  }
-
- private:
-  int64_t bytes(int memory) const { return tile_ * tiles::size_of(all_[memory].type); }
-
-  const std::vector<int>& memories_;
-  const std::vector<TileMemory>& all_;
-  char* const* at_;
-  const int64_t tile_;
-  int64_t share_ = 0, offset_ = 0;  // lines for each step; where the next one is
-  size_t current_ = 0;
-};
+// cache lines of the tile after the next, into L2: asked for one tile ahead they would come late.
+constexpr int64_t kLine = 64;
+constexpr int64_t kTilesAhead = 2;
 
 }  // namespace
 
@@ -186,19 +156,49 @@ TileLoop::TileLoop(TileGroup group) : group_(std::move(group)), library_(tiles::
     scratch_bytes_ += (group_.tile * size + kAlignment - 1) / kAlignment * kAlignment;
   }
   for (const auto& step : group_.steps) {
-    Step made{step.what, 0, step.out, {step.in[0], step.in[1], step.in[2]}, function_of(library_, step), &numbers_[step.numbers]};
+    Step made{step.what, 0, step.out, {step.in[0], step.in[1], step.in[2]}, function_of(library_, step), &numbers_[step.numbers], 0};
     if (step.what == TileStep::What::gather || step.what == TileStep::What::scatter)
       made.size = static_cast<uint8_t>(tiles::size_of(step.type));
     else if (made.function == nullptr)
       throw std::logic_error(std::string("no tile function for step ") + tiles::name_of(step.op));
     steps_.push_back(made);
   }
-  if (steps_.size() < 2) return;  // the processor sees a single step coming
   for (int memory = 0; memory < group_.first_scratch(); ++memory) {
     const bool used = std::any_of(group_.steps.begin(), group_.steps.end(), [&](const TileStep& step) {
       return step.out == memory || std::find(step.in, step.in + 3, memory) != step.in + 3;
     });
-    if (used && group_.memories[memory].contiguous()) fetched_.push_back(memory);
+    if (used && group_.memories[memory].contiguous()) in_place_.push_back(memory);
+  }
+  for (int i = 0; i < static_cast<int>(steps_.size()); ++i) {
+    auto note = [&](int operand, int tile) {
+      if (tile >= 0 && tile < group_.first_scratch()) moving_.push_back({i, operand, tiles::size_of(group_.memories[tile].type)});
+    };
+    note(-1, steps_[i].out);
+    for (int k = 0; k < 3; ++k) note(k, steps_[i].in[k]);
+  }
+  if (steps_.size() > 1) plan_fetches();  // the processor sees a single step coming
+}
+
+/// Deals the lines out to the steps in equal shares.
+void TileLoop::plan_fetches() {
+  int64_t total = 0;
+  auto lines_of = [&](int memory) { return (group_.tile * tiles::size_of(group_.memories[memory].type) + kLine - 1) / kLine; };
+  for (int memory : in_place_) total += lines_of(memory);
+  const int64_t steps = static_cast<int64_t>(steps_.size()), share = (total + steps - 1) / steps;
+  auto memory = in_place_.begin();
+  int64_t line = 0;
+  for (auto& step : steps_) {
+    for (int64_t left = share; left > 0 && memory != in_place_.end();) {
+      const int64_t lines = std::min(left, lines_of(*memory) - line);
+      const int64_t ahead = kTilesAhead * group_.tile * tiles::size_of(group_.memories[*memory].type);
+      fetches_.push_back({*memory, static_cast<int>(ahead + line * kLine), static_cast<int>(lines)});
+      left -= lines;
+      line += lines;
+      if (line < lines_of(*memory)) break;
+      line = 0;
+      ++memory;
+    }
+    step.fetches_end = static_cast<int>(fetches_.size());
   }
 }
 
@@ -251,6 +251,19 @@ void TileLoop::fill_constants(char* const* at, int64_t count) const {
   }
 }
 
+/// A step between a memory whose rows are apart and a packed tile.
+void TileLoop::move_rows(const Step& step, char* const* at, int64_t begin, int64_t count) const {
+  if (step.what == TileStep::What::gather) {
+    each_run(group_.memories[step.in[0]], bases_[step.in[0]], begin, count, [&](char* from, int64_t stride, int64_t done, int64_t run) {
+      library_.gather(at[step.out] + done * step.size, from, stride, run, step.size);
+    });
+  } else {
+    each_run(group_.memories[step.out], bases_[step.out], begin, count, [&](char* to, int64_t stride, int64_t done, int64_t run) {
+      library_.scatter(to, at[step.in[0]] + done * step.size, stride, run, step.size);
+    });
+  }
+}
+
 void TileLoop::run_tiles(int64_t first, int64_t last) const {
   const int memories = group_.first_scratch();
   const size_t tiles = memories + group_.scratch.size();
@@ -258,71 +271,181 @@ void TileLoop::run_tiles(int64_t first, int64_t last) const {
   char* scratch = thread_scratch(scratch_bytes_);
   for (size_t i = 0; i < group_.scratch.size(); ++i) at[memories + i] = scratch + scratch_offsets_[i];
   for (int i = 0; i < memories; ++i) at[i] = bases_[i] + first * tiles::size_of(group_.memories[i].type);
-  if (!group_.constants.empty()) fill_constants(at, std::min(group_.tile, last - first));
-  NextTile next(fetched_, group_.memories, at, group_.tile, std::max<size_t>(1, steps_.size()));
-  for (int64_t begin = first; begin < last; begin += group_.tile) {
-    const int64_t count = std::min(group_.tile, last - begin);
-    next.start();
-    const bool more = !fetched_.empty() && begin + count < last;
-    for (const Step& step : steps_) {
-      if (more) next.ask();
-      if (step.function != nullptr) {
-        TileArgs args{at[step.out], {nullptr, nullptr, nullptr}, count, step.numbers};
-        for (int k = 0; k < 3; ++k) args.in[k] = step.in[k] < 0 ? nullptr : at[step.in[k]];
-        step.function(args);
-      } else if (step.what == TileStep::What::gather) {
-        each_run(group_.memories[step.in[0]], bases_[step.in[0]], begin, count, [&](char* from, int64_t stride, int64_t done, int64_t run) {
-          library_.gather(at[step.out] + done * step.size, from, stride, run, step.size);
-        });
-      } else {
-        each_run(group_.memories[step.out], bases_[step.out], begin, count, [&](char* to, int64_t stride, int64_t done, int64_t run) {
-          library_.scatter(to, at[step.in[0]] + done * step.size, stride, run, step.size);
-        });
-      }
+  int64_t count = std::min(group_.tile, last - first);
+  if (!group_.constants.empty()) fill_constants(at, count);
+  // Tiles are short, so the arguments of their functions are made once, and moved on from tile to tile.
+  auto* args = static_cast<TileArgs*>(__builtin_alloca(steps_.size() * sizeof(TileArgs)));
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    const Step& step = steps_[i];
+    args[i] = {at[step.out], {nullptr, nullptr, nullptr}, count, step.numbers};
+    for (int k = 0; k < 3; ++k) args[i].in[k] = step.in[k] < 0 ? nullptr : at[step.in[k]];
+  }
+  for (int64_t begin = first; begin < last; begin += count) {
+    const bool more = begin + count < last;
+    if (last - begin < count) {
+      count = last - begin;
+      for (size_t i = 0; i < steps_.size(); ++i) args[i].count = count;
     }
-    for (int i = 0; i < memories; ++i) at[i] += count * tiles::size_of(group_.memories[i].type);
+    const Fetch* fetch = fetches_.data();
+    for (size_t i = 0; i < steps_.size(); ++i) {
+      const Step& step = steps_[i];
+      for (const Fetch* end = fetches_.data() + step.fetches_end; more && fetch < end; ++fetch) {
+        const char* line = at[fetch->memory] + fetch->offset;
+        for (int k = 0; k < fetch->lines; ++k) __builtin_prefetch(line + k * kLine, 0, 2);
+      }
+      if (step.function != nullptr)
+        step.function(args[i]);
+      else
+        move_rows(step, at, begin, count);
+    }
+    for (int i : in_place_) at[i] += count * tiles::size_of(group_.memories[i].type);
+    for (const Moving& moving : moving_) {
+      auto& place = moving.operand < 0 ? args[moving.step].out : const_cast<void*&>(args[moving.step].in[moving.operand]);
+      place = static_cast<char*>(place) + count * moving.size;
+    }
   }
 }
 
-void TileLoop::run(const uint64_t* words, int threads) {
-  bind(words);
-  if (threads <= 1) return run_tiles(0, group_.elements);
-  const int64_t wanted = std::max(group_.elements / (threads * kPiecesPerThread), kPiece);
-  const int64_t piece = (wanted + kWholeTiles - 1) / kWholeTiles * kWholeTiles;
-  parallel_pieces(group_.elements, piece, threads, [this](int64_t first, int64_t last) { run_tiles(first, last); });
-}
+// ---- Several loops ----
 
 namespace {
 
 constexpr int64_t kSerialWork = 32768;  // steps times elements for one thread; eager has the same bound for one step
 
-bool is_small(const TileGroup& group) {
-  return group.elements * std::max<int64_t>(1, static_cast<int64_t>(group.steps.size()) / 4) < kSerialWork;
+int64_t work_of(const TileGroup& group) { return group.elements * std::max<int64_t>(1, static_cast<int64_t>(group.steps.size()) / 4); }
+
+bool are_small(const std::vector<TileGroup>& groups) {
+  int64_t work = 0;
+  for (const auto& group : groups) work += work_of(group);
+  return work < kSerialWork;
 }
+
+/// Calls visit(word, written) for each memory that a step uses.
+template <class Visit>
+void each_memory(const TileGroup& group, Visit visit) {
+  auto used = [&](int tile, bool written) {
+    if (tile >= 0 && tile < group.first_scratch()) visit(group.memories[tile].address.index, written);
+  };
+  for (const auto& step : group.steps) {
+    used(step.out, true);
+    for (int tile : step.in) used(tile, false);
+  }
+}
+
+bool contains(const std::vector<int>& words, int word) { return std::find(words.begin(), words.end(), word) != words.end(); }
 
 }  // namespace
 
-bool TileLoop::small() const { return is_small(group_); }
+bool TouchedMemory::meets(const TileGroup& group) const {
+  bool meets = false;
+  each_memory(group, [&](int word, bool written) { meets = meets || contains(written ? touched_ : written_, word); });
+  return meets;
+}
 
-FusedExecutable::FusedExecutable(std::vector<TileGroup> groups, std::string name, bool serial) : name_(std::move(name)) {
-  this->serial = serial;
-  repeats_first_run = true;
+void TouchedMemory::add(const TileGroup& group) {
+  each_memory(group, [&](int word, bool written) {
+    if (!contains(touched_, word)) touched_.push_back(word);
+    if (written && !contains(written_, word)) written_.push_back(word);
+  });
+}
+
+TileLoops::TileLoops(std::vector<TileGroup> groups) : bound_(groups.size()), small_(are_small(groups)) {
   loops_.reserve(groups.size());
   for (auto& group : groups) loops_.emplace_back(std::move(group));
 }
 
-void FusedExecutable::run(const uint64_t* words) {
-  counters().tile_launches.fetch_add(1, std::memory_order_relaxed);
-  for (auto& loop : loops_) loop.run(words, serial || loop.small() ? 1 : compute_threads());
+int64_t TileLoops::scratch_bytes() const {
+  int64_t most = 0;
+  for (const auto& loop : loops_) most = std::max(most, loop.scratch_bytes());
+  return most;
 }
 
-GroupStep::GroupStep(SequenceGroup made, int storages) {
-  calls = std::move(made.calls);
-  internal = std::move(made.internal);
-  auto& group = *made.group;
-  serial = is_small(group);
-  name_ = "fused group of " + std::to_string(calls.size()) + " calls";
-  // The words that the group really reads, in a row.
+/// Small enough for the threads to end together, though one may have been kept from its core for a while.
+void TileLoops::divide(int threads) {
+  int64_t elements = 0;
+  for (const auto& loop : loops_) elements += loop.elements();
+  const int64_t wanted = std::max(elements / (threads * kPiecesPerThread), kPiece);
+  const int64_t piece = (wanted + kWholeTiles - 1) / kWholeTiles * kWholeTiles;
+  pieces_.clear();
+  for (int i = 0; i < static_cast<int>(loops_.size()); ++i) {
+    for (int64_t first = 0; first < loops_[i].elements(); first += piece)
+      pieces_.push_back({i, first, std::min(first + piece, loops_[i].elements())});
+  }
+  pieces_for_ = threads;
+}
+
+void TileLoops::run(const uint64_t* words, int threads) {
+  std::exception_ptr error;
+  for (size_t i = 0; i < loops_.size(); ++i) {
+    try {
+      loops_[i].bind(words);
+      bound_[i] = true;
+    } catch (...) {
+      bound_[i] = false;
+      if (!error) error = std::current_exception();
+    }
+  }
+  if (threads <= 1 || small_) {
+    for (size_t i = 0; i < loops_.size(); ++i) {
+      if (bound_[i]) loops_[i].run_tiles(0, loops_[i].elements());
+    }
+  } else {
+    if (pieces_for_ != threads) divide(threads);
+    parallel_pieces(static_cast<int64_t>(pieces_.size()), 1, threads, [this](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        const Piece& piece = pieces_[i];
+        if (bound_[piece.loop]) loops_[piece.loop].run_tiles(piece.first, piece.last);
+      }
+    });
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+FusedExecutable::FusedExecutable(std::vector<TileGroup> groups, std::string name, bool serial) : name_(std::move(name)) {
+  this->serial = serial;
+  repeats_first_run = true;
+  std::vector<TileGroup> together;
+  TouchedMemory touched;
+  auto close = [&] {
+    if (!together.empty()) loops_.emplace_back(std::exchange(together, {}));
+    touched = {};
+  };
+  for (auto& group : groups) {
+    if (touched.meets(group)) close();
+    touched.add(group);
+    together.push_back(std::move(group));
+  }
+  close();
+}
+
+/// An error does not keep the later ones from running: the first one is raised at the end.
+void FusedExecutable::run(const uint64_t* words) {
+  counters().tile_launches.fetch_add(1, std::memory_order_relaxed);
+  std::exception_ptr error;
+  for (auto& loops : loops_) {
+    try {
+      loops.run(words, serial ? 1 : compute_threads());
+    } catch (...) {
+      if (!error) error = std::current_exception();
+    }
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+GroupStep::GroupStep(std::vector<SequenceGroup> made, int storages) {
+  std::vector<TileGroup> groups;
+  for (auto& one : made) {
+    calls.insert(calls.end(), one.calls.begin(), one.calls.end());
+    internal.insert(internal.end(), one.internal.begin(), one.internal.end());
+    groups.push_back(std::move(*one.group));
+  }
+  std::sort(calls.begin(), calls.end());
+  calls.erase(std::unique(calls.begin(), calls.end()), calls.end());
+  serial = are_small(groups);
+  this->groups = static_cast<int>(groups.size());
+  name_ = (groups.size() > 1 ? std::to_string(groups.size()) + " fused groups of " : "fused group of ") + std::to_string(calls.size()) +
+          " calls";
+  // The words that the groups really read, in a row.
   auto local = [&](WordRef& ref) {
     if (ref.index < 0) return;
     const bool scalar = ref.index >= storages;
@@ -336,17 +459,19 @@ GroupStep::GroupStep(SequenceGroup made, int storages) {
     ref.index = static_cast<int>(sources_.size());
     sources_.push_back(word);
   };
-  for (auto& memory : group.memories) local(memory.address);
-  for (auto& number : group.numbers) local(number.word);
+  for (auto& group : groups) {
+    for (auto& memory : group.memories) local(memory.address);
+    for (auto& number : group.numbers) local(number.word);
+  }
   words_.resize(sources_.size());
-  loop_.emplace(std::move(group));
-  scratch_bytes = static_cast<size_t>(loop_->scratch_bytes());
+  loops_.emplace(std::move(groups));
+  scratch_bytes = static_cast<size_t>(loops_->scratch_bytes());
 }
 
 void GroupStep::run(const SequenceLaunch& launch) {
   for (size_t i = 0; i < sources_.size(); ++i)
     words_[i] = sources_[i].scalar ? launch.scalars[sources_[i].index] : launch.bases[sources_[i].index];
-  loop_->run(words_.data(), serial ? 1 : compute_threads());
+  loops_->run(words_.data(), serial ? 1 : compute_threads());
 }
 
 }  // namespace neuron

@@ -1,6 +1,7 @@
 #include "csrc/runtime/emulated/sequence.h"
 
 #include <exception>
+#include <utility>
 
 #include "csrc/program/memory_plan.h"
 #include "csrc/program/sequence_groups.h"
@@ -8,6 +9,9 @@
 
 namespace neuron {
 namespace {
+
+// Groups that run together cannot use each other's dead temporaries: those that write more than this run one after another.
+constexpr size_t kMostTemporary = 1 << 20;
 
 /// One call by its own kernel, the very executable that eager launches.
 class KernelStep final : public SequenceStep {
@@ -38,6 +42,7 @@ class EmulatedSequence final : public LoadedSequence {
   const char* name() const override { return sequence_->name.c_str(); }
 
  private:
+  void make_steps();
   void plan();
   void bind(const uint64_t* words);
 
@@ -54,21 +59,15 @@ class EmulatedSequence final : public LoadedSequence {
 
 EmulatedSequence::EmulatedSequence(std::shared_ptr<const Sequence> sequence)
     : sequence_(std::move(sequence)), bases_(sequence_->storages.size(), 0) {
-  for (auto& group : group_calls(*sequence_)) {
-    const int first = group.calls.front();
-    if (group.group)
-      steps_.push_back(std::make_unique<GroupStep>(std::move(group), static_cast<int>(sequence_->storages.size())));
-    else
-      steps_.push_back(std::make_unique<KernelStep>(sequence_->calls[first], first));
-  }
+  make_steps();
   std::vector<bool> counted(sequence_->calls.size(), false);
   for (const auto& step : steps_) {
     serial = serial && step->serial;
-    if (dynamic_cast<const KernelStep*>(step.get()) != nullptr) {
+    if (step->groups == 0) {
       ++kernels;
       continue;
     }
-    ++groups;
+    groups += step->groups;
     for (int call : step->calls) {
       fused_calls += !counted[call];
       counted[call] = true;
@@ -76,6 +75,37 @@ EmulatedSequence::EmulatedSequence(std::shared_ptr<const Sequence> sequence)
     for (int s : step->internal) unwritten_bytes += sequence_->storages[s].bytes;
   }
   plan();
+}
+
+/// Groups that follow one another and have nothing to do with each other make one step.
+void EmulatedSequence::make_steps() {
+  std::vector<SequenceGroup> together;
+  TouchedMemory touched;
+  size_t temporary = 0;  // bytes of temporaries that they write
+  auto close = [&] {
+    if (!together.empty()) steps_.push_back(std::make_unique<GroupStep>(std::exchange(together, {}), static_cast<int>(bases_.size())));
+    touched = {};
+    temporary = 0;
+  };
+  for (auto& group : group_calls(*sequence_)) {
+    if (!group.group) {
+      close();
+      steps_.push_back(std::make_unique<KernelStep>(sequence_->calls[group.calls.front()], group.calls.front()));
+      continue;
+    }
+    TouchedMemory own;
+    own.add(*group.group);
+    size_t more = 0;
+    for (int s : own.written()) {
+      const auto& storage = sequence_->storages[s];
+      if (storage.kind == SequenceStorage::Kind::fresh && !storage.escapes) more += storage.bytes;
+    }
+    if (touched.meets(*group.group) || temporary + more > kMostTemporary) close();
+    temporary += more;
+    touched.add(*group.group);
+    together.push_back(std::move(group));
+  }
+  close();
 }
 
 /// Gives each temporary that is not internal to a step its place in the block.

@@ -45,6 +45,7 @@ class SequenceStep {
   virtual const char* name() const = 0;
 
   bool serial = true;         ///< never uses more than one host thread
+  int groups = 0;             ///< fused groups in it; 0: a whole kernel
   std::vector<int> calls;     ///< which calls it stands for, ascending
   std::vector<int> internal;  ///< fresh storages that need no memory: they live and die inside it
   size_t scratch_bytes = 0;   ///< what it needs of its own while it runs, for statistics
