@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import OutOfMemoryError
 
 from torch_neuronx import _utils, amp, memory, random, streams
+from torch_neuronx._buckets import buckets
 from torch_neuronx._device import (
     DeviceProperties,
     _exchange_device,
@@ -70,6 +71,7 @@ __all__ = [
     "_utils",
     "amp",
     "array_interface",
+    "buckets",
     "clear_op_tracking",
     "current_device",
     "current_stream",

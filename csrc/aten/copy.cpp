@@ -2,6 +2,8 @@
 //
 // Bytes cross only between dense memory of the same layout and dtype; what else a copy asks for (conversion, broadcasting,
 // strides, conj) is done on the side of the destination's device by the ordinary copy_ overload, as one launch.
+#include "csrc/aten/copy.h"
+
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/ops/_copy_from_and_resize_native.h>
@@ -201,6 +203,21 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
 }
 
 }  // namespace
+
+void copy_bytes(const at::Tensor& destination, const at::Tensor& source) {
+  const size_t bytes = source.nbytes();
+  TORCH_CHECK(destination.device() == source.device() && source.is_privateuseone() && destination.nbytes() >= bytes &&
+                  destination.is_non_overlapping_and_dense() && source.is_non_overlapping_and_dense(),
+              "copy_bytes() needs two dense tensors on one device, the first not smaller than the second.");
+  if (bytes == 0) return;
+  auto& stream = stream_for(destination);
+  auto& memory = memory_of(destination);
+  void* to = device_data(destination);
+  const void* from = device_data(source);
+  stream.call([=, &memory] { memory.copy(to, from, bytes); });
+  note_bytes(CopyKind::device_to_device, bytes);
+  finish(stream);
+}
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("copy_", TORCH_FN(copy_));

@@ -7,6 +7,7 @@
 
 #include <optional>
 
+#include "csrc/aten/copy.h"
 #include "csrc/python/bindings.h"
 
 namespace {
@@ -128,4 +129,6 @@ void bind_compiled_graph(py::module_& m) {
            "Takes the inputs out of the list (tensors, ints, bools, floats, None) and returns a list.")
       .def("stats", &PyCompiledGraph::stats, "Counts since it was made; kernels, groups and bytes are those of the Program used last.")
       .def_property_readonly("name", &PyCompiledGraph::name);
+  m.def("_copy_bytes", torch::wrap_pybind_function(&neuron::copy_bytes), py::arg("destination"), py::arg("source"),
+        "Copies a dense tensor's bytes to the first ones of another dense tensor on its device, without a kernel.");
 }

@@ -28,6 +28,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from torch_neuronx import metrics
 from torch_neuronx.compile import cut, registry, runtime
+from torch_neuronx.compile.padding import plan as padding
 
 
 class CompiledCode(OutputCode):
@@ -53,7 +54,8 @@ class CompiledCode(OutputCode):
         self.graphs = {}
         for part, kind in self.parts.items():
             function = MethodType(space[part], me)
-            self.graphs[part] = kind.runner(function, f"{self.name}, {part}")
+            padded = MethodType(space[f"{part}_padded"], me) if kind.plan is not None and kind.plan.pads else None
+            self.graphs[part] = kind.runner(function, f"{self.name}, {part}", padded)
         space.update(self.graphs)
         self._call: Callable[[list[Any]], Sequence[Any]] = space["call"]
         metrics.count("compiled_graphs")
@@ -113,7 +115,10 @@ def _generate(gm: GraphModule, kind: str, pieces: cut.Cut) -> tuple[str, dict[st
     for part in pieces.parts:
         name = f"part_{part.level}"
         texts.append(_part_source(gm, part, name, objects))
-        kinds[name] = runtime.Kind(part.is_program, part.reads_offsets)
+        made = padding.make(gm, part.inputs, part.nodes, part.outputs) if part.is_program else None
+        if made is not None and made[0].pads:
+            texts.append(_function_source(made[1], f"{name}_padded", objects))
+        kinds[name] = runtime.Kind(part.is_program, part.reads_offsets, made[0] if made is not None else None)
     texts.append(_call_source(gm.graph, pieces.parts, constants))
     return "\n\n".join(texts), objects, kinds
 
@@ -157,6 +162,11 @@ def _part_source(gm: GraphModule, part: cut.Part, name: str, objects: dict[str, 
         copies[node] = graph.node_copy(node, copies.__getitem__)
         copies[node].meta.clear()
     graph.output([copies[node] for node in part.outputs])
+    return _function_source(graph, name, objects)
+
+
+def _function_source(graph: Graph, name: str, objects: dict[str, Any]) -> str:
+    """``def name(self, *inputs)`` for a graph."""
     code = graph.python_code("self")
     for key, value in code.globals.items():
         if key not in ("torch", "fx_pytree", "pytree"):

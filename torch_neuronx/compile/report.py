@@ -35,14 +35,25 @@ def _counts(code: Any) -> dict[str, Any]:
         "kernels": sum(one["kernels"] for one in stats),
         "groups": sum(one["groups"] for one in stats),
         "fused_calls": sum(one["fused_calls"] for one in stats),
+        "bucketed": _counted(code, "bucketed"),
+        "exact": _counted(code, "stayed_exact"),
     }
+
+
+def _counted(code: Any, what: str) -> dict[str, int]:
+    """What the parts of a graph that have symbolic sizes say of ``torch_neuronx.buckets()``."""
+    found: Counter[str] = Counter()
+    for graph in code.graphs.values():
+        found.update(getattr(graph, what, {}))
+    return dict(found)
 
 
 def between(before: tuple[float, Snapshot]) -> dict[str, Any]:
     """What was compiled and what ran since ``before``.
 
     ``graphs``: list of ``{"name", "new", "parts", "programs", "cuts", "runs", "replays", "misses", "node_by_node", "kernels", "groups",
-    "fused_calls"}``; ``recompiles``: list of ``{"function", "reason"}``, one for each time that Dynamo compiled a function again.
+    "fused_calls", "bucketed", "exact"}``, the last two ``{what: runs}``; ``recompiles``: list of
+    ``{"function", "reason"}``, one for each time that Dynamo compiled a function again.
     """
     start, earlier = before
     graphs = []
@@ -59,7 +70,8 @@ def _since(now: dict[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("runs", "replays"):
         used[name] = now[name] - then.get(name, 0)
     used["misses"] = now["misses"][len(then.get("misses", ())) :]
-    used["node_by_node"] = dict(Counter(now["node_by_node"]) - Counter(then.get("node_by_node", {})))
+    for name in ("node_by_node", "bucketed", "exact"):
+        used[name] = dict(Counter(now[name]) - Counter(then.get(name, {})))
     return used
 
 
@@ -79,6 +91,8 @@ def lines(compiled: dict[str, Any]) -> list[tuple[str, list[tuple[int, str]]]]:
         ("compiled graphs", [(graph["runs"], _line(graph)) for graph in sorted(graphs, key=lambda graph: -graph["runs"])]),
         ("cuts between Programs", _added(graph["cuts"] for graph in graphs)),
         ("Programs recorded", _added(Counter(f"{graph['name']}: {reason}" for reason in graph["misses"]) for graph in graphs)),
+        ("sizes in buckets", _added(Counter({f"{graph['name']}: {size}": n for size, n in graph["bucketed"].items()}) for graph in graphs)),
+        ("sizes not in buckets", _added(Counter({f"{graph['name']}: {why}": n for why, n in graph["exact"].items()}) for graph in graphs)),
         ("parts run node by node", _added(graph["node_by_node"] for graph in graphs)),
         ("recompiled by Dynamo", _added([Counter(f"{item['function']}: {item['reason']}" for item in compiled["recompiles"])])),
     ]
