@@ -115,6 +115,9 @@ class DeviceCache {
   void reset_accumulated();
   std::vector<c10::CachingDeviceAllocator::SegmentInfo> snapshot();
 
+  /// Whether `bytes` more could be asked for without raising the peak of what was.
+  bool is_below_peak(size_t bytes);
+
   /// Bytes in live blocks, and in segments. Cheap.
   std::pair<int64_t, int64_t> usage();
 

@@ -53,6 +53,12 @@ void DeviceCache::for_each_counter(F&& visit) {
   visit(oversize_segments_);
 }
 
+bool DeviceCache::is_below_peak(size_t bytes) {
+  Lock lock(mutex_);
+  const Counter& requested = requested_bytes_.each[0];
+  return requested.current + static_cast<int64_t>(bytes) <= requested.peak;
+}
+
 void DeviceCache::reset_peak() {
   Lock lock(mutex_);
   collect_pending(true);

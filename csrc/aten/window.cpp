@@ -157,6 +157,15 @@ class Topology {
   }
   std::shared_ptr<Sequence> sequence() const;
 
+  /// Visits the fresh storages of the window that are these storages of its Sequence, all temporaries.
+  template <class Visit>
+  void for_each_fresh(const std::vector<int>& storages, Visit visit) const {
+    for (size_t k = 0; k < fresh_.size(); ++k) {
+      const int storage = static_cast<int>(bases_.size()) + (-2 - fresh_[k].storage);
+      if (fresh_[k].storage < -1 && std::find(storages.begin(), storages.end(), storage) != storages.end()) visit(k);
+    }
+  }
+
  private:
   void find_areas();
   void number();
@@ -409,7 +418,63 @@ void EagerWindow::launch_calls(Calls calls) {
   stream_.launch_window(*executable, nullptr, 0);
 }
 
-/// Launches the window's Program, if it has one by now.
+namespace {
+
+/// The window's Program, if it has one by now and can run it now; else null.
+c10::intrusive_ptr<WindowProgram> find_program(const Topology& topology, const EagerWindow::Calls& calls, int device) {
+  const auto [program, seen] = WindowCache::of(device).meet(topology.key(), calls);
+  if (seen < kBuildAfter) return {};
+  if (BuildingLock lock(program->building); !program->loaded) {
+    if (program->refused) return {};
+    try {
+      program->loaded = program_target().load(std::shared_ptr<const Sequence>(topology.sequence()), device);
+    } catch (const c10::NotImplementedError&) {  // its calls can be run one by one all the same
+      program->refused = true;
+      return {};
+    }
+  }
+  return program->loaded->ready() ? program : c10::intrusive_ptr<WindowProgram>();
+}
+
+/// The block of a window's temporaries; null when there is no room, or unless it may raise it, none below the peak of plain eager's memory.
+c10::DataPtr allocate_temporaries(size_t bytes, const Topology& topology, Stream& stream, bool may_raise_peak) {
+  auto& allocator = NeuronAllocator::get();
+  auto& cache = allocator.cache(stream.device);
+  std::vector<c10::DataPtr> held;
+  try {
+    // Inputs that were freed may lie in free memory: not there.
+    for (int attempt = 0; attempt < kBlockAttempts && (may_raise_peak || cache.is_below_peak(bytes)); ++attempt) {
+      Block* block = allocator.allocate_block(stream.device, &stream, bytes);
+      held.push_back(allocator.make_data_ptr(block));
+      const auto span = span_of(*block);
+      if (!topology.overlaps(span.begin, span.end)) return std::move(held.back());
+    }
+  } catch (const c10::OutOfMemoryError&) {  // then there is none
+  }
+  return {};
+}
+
+/// All words but the last, the block of temporaries.
+std::vector<uint64_t> words_of(const EagerWindow::Calls& calls, const Topology& topology) {
+  std::vector<uint64_t> words(topology.bases());
+  const uint64_t* at = calls.words.data();
+  for (const auto& entry : calls.entries) {
+    const Program& one = *entry->program;
+    for_each_payload(one.calls[0], [&](int word) { words.insert(words.end(), at + word, at + word + 2); });
+    at += one.input_words + static_cast<int>(one.fresh.size());
+  }
+  return words;
+}
+
+void launch(LoadedSequence& loaded, size_t calls, const std::vector<uint64_t>& words, Stream& stream) {
+  stream.launch_window(loaded, words.data(), words.size());
+  counters().windows.count(calls, loaded.fused_calls, loaded.unwritten_bytes);
+}
+
+}  // namespace
+
+/// Launches the window's Program, if it has one by now: with a block for the temporaries that need memory, else with these where eager put
+/// them. See Note [Memory that changes hands].
 bool EagerWindow::launch_program(const Calls& calls) {
   std::vector<std::pair<const Block*, uint64_t>> blocks;
   for (const auto& one : calls.fresh) {
@@ -419,54 +484,34 @@ bool EagerWindow::launch_program(const Calls& calls) {
   NeuronAllocator::get().cache(stream_.device).still_made_by(blocks, answers);
   size_t asked = 0;
   for (const auto& one : calls.fresh) alive.push_back(one.block == nullptr || answers[asked++]);
-  Topology topology(calls, std::move(alive));
-  const auto [program, seen] = WindowCache::of(stream_.device).meet(topology.key(), calls);
-  if (seen < kBuildAfter) return false;
-  if (BuildingLock lock(program->building); !program->loaded) {
-    if (program->refused) return false;
-    try {
-      program->loaded = program_target().load(std::shared_ptr<const Sequence>(topology.sequence()), stream_.device);
-    } catch (const c10::NotImplementedError&) {  // its calls can be run one by one all the same
-      program->refused = true;
-      return false;
-    }
-  }
 
-  LoadedSequence& loaded = *program->loaded;
-  if (!loaded.ready()) return false;
-  std::vector<uint64_t> words(topology.bases());
-  const uint64_t* at = calls.words.data();
-  for (const auto& entry : calls.entries) {
-    const Program& one = *entry->program;
-    for_each_payload(one.calls[0], [&](int word) { words.insert(words.end(), at + word, at + word + 2); });
-    at += one.input_words + static_cast<int>(one.fresh.size());
-  }
+  const Topology topology(calls, alive);
+  const auto program = find_program(topology, calls, stream_.device);
+  if (!program) return false;
+  const LoadedSequence& loaded = *program->loaded;
+  auto words = words_of(calls, topology);
   const auto kernels = with_kernels(*program, topology, words, stream_.device);
-  const size_t temporary_bytes = kernels ? kernels->temporary_bytes : loaded.temporary_bytes;
-  std::vector<c10::DataPtr> blocks_held;
-  uint64_t temporaries = 0;
-  if (temporary_bytes > 0) {
-    auto& allocator = NeuronAllocator::get();
-    try {
-      // Inputs that were freed may lie in free memory: not there.
-      for (int attempt = 0; attempt < kBlockAttempts && temporaries == 0; ++attempt) {
-        Block* block = allocator.allocate_block(stream_.device, &stream_, temporary_bytes);
-        blocks_held.push_back(allocator.make_data_ptr(block));
-        const Span span = span_of(*block);
-        if (!topology.overlaps(span.begin, span.end)) temporaries = span.begin;
-      }
-    } catch (const c10::OutOfMemoryError&) {
+  const size_t bytes = kernels ? kernels->temporary_bytes : loaded.temporary_bytes;
+  c10::DataPtr temporaries;
+  if (bytes > 0) temporaries = allocate_temporaries(bytes, topology, stream_, /*may_raise_peak=*/kernels != nullptr);
+  if (bytes == 0 || temporaries) {
+    words.push_back(reinterpret_cast<uint64_t>(temporaries.get()));
+    if (kernels) {
+      kernels->launch(stream_, std::move(words));
+      counters().windows.count(calls.entries.size(), kernels->fused_calls, kernels->unwritten_bytes);
+    } else {
+      launch(*program->loaded, calls.entries.size(), words, stream_);
     }
-    if (temporaries == 0) return false;
+    return true;
   }
-  words.push_back(temporaries);
-  if (kernels) {
-    kernels->launch(stream_, std::move(words));
-    counters().windows.count(calls.entries.size(), kernels->fused_calls, kernels->unwritten_bytes);
-  } else {
-    stream_.launch_window(loaded, words.data(), words.size());
-    counters().windows.count(calls.entries.size(), loaded.fused_calls, loaded.unwritten_bytes);
-  }
+  if (kernels) return false;
+  topology.for_each_fresh(loaded.placed, [&](size_t fresh) { alive[fresh] = true; });
+  const Topology in_place(calls, std::move(alive));
+  const auto other = find_program(in_place, calls, stream_.device);
+  if (!other || other->loaded->temporary_bytes > 0) return false;
+  words = words_of(calls, in_place);
+  words.push_back(0);
+  launch(*other->loaded, calls.entries.size(), words, stream_);
   return true;
 }
 

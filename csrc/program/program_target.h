@@ -22,6 +22,7 @@ class LoadedSequence : public Executable {
   virtual bool ready() { return true; }
 
   size_t temporary_bytes = 0;  ///< the block that a launch needs beside its escaping storages
+  std::vector<int> placed;     ///< the storages that lie in it
   int kernels = 0;             ///< steps that are one call's kernel
   int groups = 0;              ///< fused groups
   int fused_calls = 0;         ///< calls in them

@@ -133,6 +133,7 @@ void EmulatedSequence::plan() {
       lifetimes[s].bytes = storages[s].bytes;
       wanted.push_back(lifetimes[s]);
       temporaries_.push_back({s, 0});
+      placed.push_back(s);
     }
   }
   const MemoryPlan planned = plan_memory(wanted);
