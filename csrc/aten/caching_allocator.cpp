@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 namespace neuron {
 namespace {
@@ -11,7 +12,6 @@ constexpr size_t kSmallLimit = kMiB;       // requests below go to the small poo
 constexpr size_t kClassLimit = 16 * kMiB;  // requests below are rounded up to a size class
 constexpr size_t kPage = 4096;
 constexpr size_t kLargest = size_t{1} << 41;  // more than any device has; bins end not far above it
-constexpr int kLongestSearch = 64;            // blocks looked at in one bin, for the best fit
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -22,22 +22,14 @@ size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * 
 void BlockPool::push(Block* block) {
   const int bin = size_class_down(block->size);
   block->bin = static_cast<uint8_t>(bin);
-  block->bin_previous = nullptr;
-  block->bin_next = bins[bin];
-  if (bins[bin]) bins[bin]->bin_previous = block;
-  bins[bin] = block;
+  bins[bin].add(block);
   filled[bin / 64] |= uint64_t{1} << (bin % 64);
 }
 
 void BlockPool::remove(Block* block) {
   const int bin = block->bin;
-  if (block->bin_next) block->bin_next->bin_previous = block->bin_previous;
-  if (block->bin_previous) {
-    block->bin_previous->bin_next = block->bin_next;
-  } else {
-    bins[bin] = block->bin_next;
-    if (!bins[bin]) filled[bin / 64] &= ~(uint64_t{1} << (bin % 64));
-  }
+  bins[bin].remove(block);
+  if (bins[bin].empty()) filled[bin / 64] &= ~(uint64_t{1} << (bin % 64));
 }
 
 int BlockPool::next_filled(int bin) const {
@@ -77,7 +69,7 @@ Block* DeviceCache::allocate(Stream* stream, size_t bytes) {
   if (!pending_.empty()) collect_pending(false);
   StreamPools& pools = pools_of(stream);
   BlockPool& pool = large ? pools.large : pools.small;
-  Block* block = pool.bins[bin];
+  Block* block = pool.bins[bin].first();
   if (block && block->size >= size && usable(*block, size)) [[likely]] {
     block = take(block, size);
   } else {
@@ -187,12 +179,13 @@ bool DeviceCache::usable(const Block& block, size_t size) const {
 /// The best of the free blocks that hold `size`, still in its bin; null when there is none.
 Block* DeviceCache::find(BlockPool& pool, int bin, size_t size) {
   for (bin = pool.next_filled(bin); bin < kSizeClasses; bin = pool.next_filled(bin + 1)) {
+    // Blocks of the small pool are much alike, and there may be many. A large one that fits must be found if there is one.
+    Block* first = pool.bins[bin].first();
+    if (!pool.large && first->size >= size && usable(*first, size)) return first;
     Block* best = nullptr;
-    int looked_at = 0;
-    for (Block* block = pool.bins[bin]; block; block = block->bin_next) {
-      if (block->size >= size && usable(*block, size) && (!best || block->size < best->size)) best = block;
-      // Blocks of the small pool are much alike, and there may be many. A large one that fits must be found if there is one.
-      if (best && (!pool.large || ++looked_at == kLongestSearch)) break;
+    for (Block* block : pool.bins[bin].all()) {
+      if (block->size < size || !usable(*block, size)) continue;
+      if (!best || std::pair(block->size, block->data) < std::pair(best->size, best->data)) best = block;
     }
     if (best) return best;
   }
@@ -251,8 +244,8 @@ void DeviceCache::merge_all(BlockPool& pool) {
   pool.loose = false;
   std::vector<Block*> blocks;
   for (int bin = pool.next_filled(0); bin < kSizeClasses; bin = pool.next_filled(bin + 1)) {
-    for (Block* block = pool.bins[bin]; block; block = block->bin_next) {
-      // Only the first of a run of free neighbours, so that no pointer in the list is merged away by another.
+    for (Block* block : pool.bins[bin].all()) {
+      // Only the first of a run of free neighbours, so that no pointer to one is merged away by another.
       const bool first = !block->left || block->left->state != Block::free;
       if (first && block->right && block->right->state == Block::free) blocks.push_back(block);
     }
@@ -291,14 +284,14 @@ Block* DeviceCache::new_block() {
     for (int i = 0; i < count; ++i) recycle(&slabs_.back()[i]);
   }
   Block* block = spare_;
-  spare_ = block->bin_next;
+  spare_ = block->links.next;
   *block = Block();
   block->cache = this;
   return block;
 }
 
 void DeviceCache::recycle(Block* block) {
-  block->bin_next = spare_;
+  block->links.next = spare_;
   spare_ = block;
 }
 

@@ -6,9 +6,9 @@
 // record_stream(); the block then stays out of reach ("pending") until those streams have passed the point at which it was freed.
 //
 // Free blocks lie in bins, one per size class (size_class.h), of their stream's small (requests below 1 MiB) or large pool. A request
-// takes the first block of its bin without cutting it, or cuts one from the next larger bin that has any. A freed large block merges
-// with its free neighbours at once; small ones only when a request finds no fit, so that a program which repeats itself never cuts
-// and never merges.
+// takes the first block of its bin (Note [Lowest address first]) without cutting it, or cuts one from the next larger bin that has any. A
+// freed large block merges with its free neighbours at once; small ones only when a request finds no fit, so that a program which repeats
+// itself never cuts and never merges.
 //
 // Note [Statistics]
 // As in CUDA's allocator: reserved >= active >= allocated, where `active` still counts pending blocks. Once the streams are idle,
@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "csrc/aten/allocator_history.h"
+#include "csrc/aten/block_heap.h"
 #include "csrc/runtime/memory.h"
 #include "csrc/runtime/size_class.h"
 #include "csrc/runtime/stream.h"
@@ -51,8 +52,7 @@ struct Block {
   size_t requested;  ///< bytes that were asked for
   DeviceCache* cache;
   BlockPool* pool;
-  Block* bin_next = nullptr;
-  Block* bin_previous = nullptr;
+  BlockLinks links;       ///< with others of its bin
   Block* left = nullptr;  ///< neighbours in the segment
   Block* right = nullptr;
   State state = free;
@@ -70,7 +70,7 @@ struct BlockPool {
   Stream* stream;
   bool large;
   bool loose = false;  ///< blocks were freed without merging
-  std::array<Block*, kSizeClasses> bins{};
+  std::array<BlockHeap, kSizeClasses> bins;
   std::array<uint64_t, (kSizeClasses + 63) / 64> filled{};  ///< a bit per bin that has blocks
 
   void push(Block* block);
@@ -195,7 +195,7 @@ class DeviceCache {
   std::unordered_map<Stream*, std::unique_ptr<StreamPools>> pools_;
   std::unordered_set<Block*> segments_;  // the first block of each
   std::deque<Block*> pending_;
-  Block* spare_ = nullptr;  // unused Block objects, linked by bin_next
+  Block* spare_ = nullptr;  // unused Block objects, linked by links.next
   std::vector<std::unique_ptr<Block[]>> slabs_;
   double fraction_ = 1.0;
   int64_t budget_;  // most bytes in segments

@@ -1,6 +1,7 @@
 // The blocks of one device: never shared, reused in stream order, counted right, given back when memory is short.
 #include "csrc/aten/caching_allocator.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <map>
@@ -106,6 +107,49 @@ TEST(cache_reuses_at_once_on_the_same_stream_only) {
     device.cache.free(other);
   }
   check_consistent(device.cache);
+}
+
+TEST(cache_gives_the_same_addresses_in_whatever_order_blocks_were_freed) {
+  Device device(512 * kMiB);
+  std::mt19937 random(7);
+  const std::vector<size_t> sizes{100, 1000, 5000, 5000, 5000, 300'000, 2 * kMiB, 2 * kMiB, 3 * kMiB, 20 * kMiB};
+  std::vector<char*> before;
+  for (int round = 0; round < 20; ++round) {
+    std::vector<Block*> blocks;
+    std::vector<char*> addresses;
+    for (int i = 0; i < 60; ++i) {
+      blocks.push_back(device.cache.allocate(&device.one, sizes[i % sizes.size()]));
+      addresses.push_back(blocks.back()->data);
+      if (i % 3 != 2) continue;  // one of the last three goes at once, always the same
+      device.cache.free(blocks[i - 1]);
+      blocks[i - 1] = nullptr;
+    }
+    std::shuffle(blocks.begin(), blocks.end(), random);
+    for (Block* block : blocks)
+      if (block != nullptr) device.cache.free(block);
+    if (round > 2) CHECK(addresses == before);
+    before = addresses;
+  }
+}
+
+TEST(heap_of_blocks_keeps_the_lowest_address_first) {
+  char memory[200];
+  std::vector<Block> blocks(200);
+  for (int i = 0; i < 200; ++i) blocks[i].data = memory + i;
+  BlockHeap heap;
+  std::map<char*, Block*> inside;
+  std::mt19937 random(3);
+  for (int step = 0; step < 20'000; ++step) {
+    Block* one = &blocks[random() % blocks.size()];
+    if (inside.erase(one->data) != 0) {
+      heap.remove(one);
+    } else {
+      heap.add(one);
+      inside[one->data] = one;
+    }
+    CHECK(heap.first() == (inside.empty() ? nullptr : inside.begin()->second));
+    if (step % 100 == 0) CHECK_EQ(heap.all().size(), inside.size());
+  }
 }
 
 TEST(cache_keeps_recorded_blocks_until_the_stream_has_passed) {
