@@ -129,12 +129,7 @@ void DeviceCache::collect(Block* block) {
   block->state = Block::free;
   if (block->context) [[unlikely]]
     block->context.reset();
-  if (large) {
-    block = merge(block);
-  } else {
-    block->pool->loose = true;
-  }
-  put(block);
+  put(merge(block));
 }
 
 DeviceCache::StreamPools& DeviceCache::pools_of(Stream* stream) {
@@ -237,25 +232,6 @@ Block* DeviceCache::merge(Block* block) {
     block = left;
   }
   return block;
-}
-
-void DeviceCache::merge_all(BlockPool& pool) {
-  if (!pool.loose) return;
-  pool.loose = false;
-  std::vector<Block*> blocks;
-  for (int bin = pool.next_filled(0); bin < kSizeClasses; bin = pool.next_filled(bin + 1)) {
-    for (Block* block : pool.bins[bin].all()) {
-      // Only the first of a run of free neighbours, so that no pointer to one is merged away by another.
-      const bool first = !block->left || block->left->state != Block::free;
-      if (first && block->right && block->right->state == Block::free) blocks.push_back(block);
-    }
-  }
-  for (Block* block : blocks) {
-    count_free(*block, -1);
-    pool.remove(block);
-    while (block->right && block->right->state == Block::free) block = merge(block);
-    put(block);
-  }
 }
 
 /// Looks at blocks that were freed while other streams used them: all, or the oldest while they can be collected.

@@ -7,8 +7,7 @@
 //
 // Free blocks lie in bins, one per size class (size_class.h), of their stream's small (requests below 1 MiB) or large pool. A request
 // takes the first block of its bin (Note [Lowest address first]) without cutting it, or cuts one from the next larger bin that has any. A
-// freed large block merges with its free neighbours at once; small ones only when a request finds no fit, so that a program which repeats
-// itself never cuts and never merges.
+// freed block merges with its free neighbours at once, so what is free depends on what is live and on nothing before.
 //
 // Note [Statistics]
 // As in CUDA's allocator: reserved >= active >= allocated, where `active` still counts pending blocks. Once the streams are idle,
@@ -69,7 +68,6 @@ struct Block {
 struct BlockPool {
   Stream* stream;
   bool large;
-  bool loose = false;  ///< blocks were freed without merging
   std::array<BlockHeap, kSizeClasses> bins;
   std::array<uint64_t, (kSizeClasses + 63) / 64> filled{};  ///< a bit per bin that has blocks
 
@@ -168,7 +166,6 @@ class DeviceCache {
   void cut(Block* block, size_t size);
   void put(Block* block);
   Block* merge(Block* block);
-  void merge_all(BlockPool& pool);
   void collect(Block* block);
   void collect_pending(bool all);
   Block* new_segment(BlockPool& pool, size_t bytes);

@@ -21,10 +21,6 @@ size_t segment_size(size_t block, bool large) {
 Block* DeviceCache::find_or_grow(Lock& lock, BlockPool& pool, int bin, size_t size) {
   const auto reuse = [&]() -> Block* {
     Block* found = find(pool, bin, size);
-    if (!found && pool.loose) {
-      merge_all(pool);
-      found = find(pool, bin, size);
-    }
     return found ? take(found, size) : nullptr;
   };
   const auto grow = [&](size_t bytes) { return take(new_segment(pool, bytes), size); };
@@ -88,7 +84,6 @@ Block* DeviceCache::new_segment(BlockPool& pool, size_t bytes) {
 /// Gives back the unused segments whose stream has nothing queued: what is queued may still touch blocks that the host has freed. Returns
 /// whether there were any; adds the streams of the others to `busy`.
 bool DeviceCache::release_idle(std::vector<Stream*>* busy) {
-  for (auto& [stream, pools] : pools_) merge_all(pools->small);
   bool released = false;
   for (auto it = segments_.begin(); it != segments_.end();) {
     Block* block = *it;
