@@ -230,12 +230,12 @@ def test_first_calls_of_one_thread_do_not_write_what_another_still_reads(adaptiv
                 del y
             assert x.tolist() == [k + 20.0] * 1000
 
-    _C._set_adaptive_eager(adaptive)
+    before = _C._set_adaptive_eager(adaptive)
     try:
         on_threads(work, count=3)
     finally:
         done.set()
-        _C._set_adaptive_eager(False)
+        _C._set_adaptive_eager(before)
 
 
 def test_backward_runs_on_the_stream_of_the_forward():

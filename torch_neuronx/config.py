@@ -90,8 +90,8 @@ VARIABLES = (
     _variable(
         "TORCH_NEURONX_VECTORS", _word("auto", "portable", "avx2", "avx512"), "auto", "vectors of the tile functions (emulated only)"
     ),
-    _variable("TORCH_NEURONX_ADAPTIVE_EAGER", _flag(), "0", "Adaptive Eager: run repeated stretches of eager calls as one Program"),
-    _variable("TORCH_NEURONX_ENABLE_CONCATENATION", _flag(), "0", "the same under AWS's name; TORCH_NEURONX_ADAPTIVE_EAGER wins"),
+    _variable("TORCH_NEURONX_ADAPTIVE_EAGER", _flag(), "1", "Adaptive Eager: run repeated stretches of eager calls as one Program"),
+    _variable("TORCH_NEURONX_ENABLE_CONCATENATION", _flag(), "1", "the same under AWS's name; TORCH_NEURONX_ADAPTIVE_EAGER wins"),
     _variable("TORCH_NEURONX_QUEUE_SIZE", _integer(1 << 10, 1 << 30), "131072", "64-bit words in the queue of a stream"),
     _variable("TORCH_NEURONX_STRICT", _word("trn1", "trn2", "trn3"), "off", "refuse what this chip would not run, in eager"),
     _variable("TORCH_NEURONX_EXECUTOR", _word("xla"), "kernels", "run eager calls by their lowering on XLA:CPU (emulated only; slow)"),

@@ -381,6 +381,7 @@ c10::intrusive_ptr<CacheEntry> OpState::keep(CallReader& reader, uint64_t hash, 
   entry->signature = hash ^ std::hash<std::string>()(toString(op_.operator_name()));
   entry->fuses = op_.hasTag(at::Tag::pointwise);
   entry->program = std::make_shared<const Program>(std::move(program));
+  entry->bytes = entry->program->bytes();
   entry->executable = program_target().load(entry->program, reader.device());
   return cache_.insert(hash, std::move(entry));
 }

@@ -18,12 +18,13 @@
 namespace neuron {
 namespace {
 
-constexpr size_t kMostCalls = 128;      // of a window
-constexpr size_t kFewestCalls = 16;     // before it may choose its end
-constexpr uint64_t kEnds = 15;          // one place in 16 is an end
-constexpr int kCallBits = 16;           // of Block::made_by: which fresh storage of the window; the rest is the window's number
-constexpr size_t kMostPrograms = 1024;  // of a device
-constexpr uint64_t kBuildAfter = 2;     // times that a window has to be seen
+constexpr size_t kMostCalls = 128;                  // of a window
+constexpr size_t kFewestCalls = 16;                 // before it may choose its end
+constexpr uint64_t kMostBytes = uint64_t{2} << 30;  // that its calls may touch: a record is run to its end, and Ctrl-C waits for that
+constexpr uint64_t kEnds = 15;                      // one place in 16 is an end
+constexpr int kCallBits = 16;                       // of Block::made_by: which fresh storage of the window; the rest is the window's number
+constexpr size_t kMostPrograms = 1024;              // of a device
+constexpr uint64_t kBuildAfter = 2;                 // times that a window has to be seen
 constexpr int kBlockAttempts = 3;
 
 /// The lock of a window, taken without keeping the GIL from a holder that waits for it.
@@ -57,7 +58,10 @@ class BuildingLock {
 /// A window as it is: its calls one after another. Deletes itself.
 class CallsInOrder final : public Executable {
  public:
-  explicit CallsInOrder(EagerWindow::Calls calls) : calls_(std::move(calls)) { serial = calls_.serial; }
+  explicit CallsInOrder(EagerWindow::Calls calls) : calls_(std::move(calls)) {
+    serial = calls_.serial;
+    this->calls = static_cast<uint32_t>(calls_.entries.size());
+  }
 
   void run(const uint64_t*) override {
     std::unique_ptr<CallsInOrder> self(this);
@@ -320,11 +324,12 @@ std::atomic<uint64_t> last_epoch{0};
 
 }  // namespace
 
-void set_adaptive_eager(bool on) {
-  adaptive_eager().store(on);
+bool set_adaptive_eager(bool on) {
+  const bool before = adaptive_eager().exchange(on);
   for (int device = 0; device < visible_devices(); ++device) {
     for_each_stream(device, [](Stream& stream) { stream.close_window(); });
   }
+  return before;
 }
 
 EagerWindow& EagerWindow::of(Stream& stream) {
@@ -375,6 +380,7 @@ void EagerWindow::append(CacheEntry& entry, const CallReader& reader, c10::Array
   }
   calls_.words.insert(calls_.words.end(), words.begin(), words.end());
   calls_.serial = calls_.serial && entry.executable->serial;
+  calls_.bytes += entry.bytes;
   calls_.entries.push_back(c10::intrusive_ptr<CacheEntry>::reclaim_copy(&entry));
   if (ends_here(entry)) close_locked();
 }
@@ -383,7 +389,7 @@ void EagerWindow::append(CacheEntry& entry, const CallReader& reader, c10::Array
 bool EagerWindow::ends_here(const CacheEntry& last) {
   constexpr int kShift = 21;  // three shifts push a signature out
   recent_ = recent_ << kShift ^ (last.signature & ((1u << kShift) - 1));
-  if (calls_.entries.size() >= kMostCalls || calls_.fresh.size() >= (1u << kCallBits) - 1) return true;
+  if (calls_.entries.size() >= kMostCalls || calls_.bytes >= kMostBytes || calls_.fresh.size() >= (1u << kCallBits) - 1) return true;
   if (calls_.entries.size() < kFewestCalls || last.fuses) return false;
   return ((recent_ * 0x9e3779b97f4a7c15ULL) >> 60 & kEnds) == 0;
 }
@@ -428,6 +434,7 @@ c10::intrusive_ptr<WindowProgram> find_program(const Topology& topology, const E
     if (program->refused) return {};
     try {
       program->loaded = program_target().load(std::shared_ptr<const Sequence>(topology.sequence()), device);
+      program->loaded->calls = static_cast<uint32_t>(calls.entries.size());
     } catch (const c10::NotImplementedError&) {  // its calls can be run one by one all the same
       program->refused = true;
       return {};

@@ -67,6 +67,7 @@ class EagerWindow final : public Window {
     std::vector<Fresh> fresh;           ///< of all calls
     bool foreign = false;               ///< memory that is no block of the allocator
     bool serial = true;
+    uint64_t bytes = 0;  ///< of the tensors that the calls read and make
   };
 
  private:
@@ -85,11 +86,11 @@ class EagerWindow final : public Window {
   uint64_t recent_ = 0;  ///< hash of the last calls' signatures
 };
 
-/// Whether hits may wait in windows: the setting, until somebody says otherwise (which closes the windows).
+/// Whether hits may wait in windows: the setting, until somebody says otherwise (which closes the windows, and gives what was before).
 inline std::atomic<bool>& adaptive_eager() {
   static std::atomic<bool> on{settings().adaptive_eager};
   return on;
 }
-void set_adaptive_eager(bool on);
+bool set_adaptive_eager(bool on);
 
 }  // namespace neuron

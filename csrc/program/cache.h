@@ -30,6 +30,7 @@ struct CacheEntry : c10::intrusive_ptr_target {
   std::vector<uint64_t> key;
   uint64_t signature = 0;       ///< of overload and key: the same in each run of a program
   bool fuses = false;           ///< pointwise: better not the last of a window
+  uint64_t bytes = 0;           ///< of the tensors that it reads and makes
   std::vector<uint32_t> marks;  ///< where each argument's words begin, for explain()
   std::shared_ptr<const Program> program;
   std::unique_ptr<Executable> executable;

@@ -34,6 +34,15 @@ size_t TensorMeta::span_bytes() const {
   return (last + 1) * c10::elementSize(dtype);
 }
 
+uint64_t Program::bytes() const {
+  uint64_t sum = 0;
+  for (const auto& call : calls) {
+    for (const auto& slot : call.tensors) sum += c10::multiply_integers(slot.meta.sizes) * c10::elementSize(slot.meta.dtype);
+  }
+  for (const auto& storage : fresh) sum += storage.bytes;
+  return sum;
+}
+
 void put(std::vector<c10::IValue>& arguments, const Place& where, c10::IValue value) {
   if (where.element < 0) {
     arguments[where.arg] = std::move(value);

@@ -106,6 +106,9 @@ struct Program {
   int input_words = 0;  ///< words before the fresh storages
   std::vector<FreshStorage> fresh;
   std::vector<ReturnMeta> returns;
+
+  /// Of the tensors that its calls are given and of the storages that they make.
+  uint64_t bytes() const;
 };
 
 }  // namespace neuron

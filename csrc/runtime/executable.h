@@ -18,6 +18,9 @@ class Executable {
   /// True when it never uses more than one host thread, so that it may run beside a busy host thread (see emulated/stream.cpp).
   bool serial = true;
 
+  /// What it counts for among the calls that a stream may hold back, when it is a window's.
+  uint32_t calls = 1;
+
   /// True when its results may differ in the last bits from those of the kernel that traced the call: the first call is then run again with
   /// it, so that the first and later calls give the same.
   bool repeats_first_run = false;

@@ -21,7 +21,7 @@ struct Settings {
   bool guard = false;                     ///< TORCH_NEURONX_GUARD
   bool launch_blocking = false;           ///< NEURON_LAUNCH_BLOCKING
   bool check_meta = false;                ///< TORCH_NEURONX_CHECK_META
-  bool adaptive_eager = false;            ///< TORCH_NEURONX_ADAPTIVE_EAGER (also TORCH_NEURONX_ENABLE_CONCATENATION), docs/dev/program.md
+  bool adaptive_eager = true;             ///< TORCH_NEURONX_ADAPTIVE_EAGER (also TORCH_NEURONX_ENABLE_CONCATENATION), docs/dev/program.md
   bool stack_trace = false;               ///< TORCH_NEURONX_ENABLE_STACK_TRACE: record the Python line of each launch
   std::string vectors = "auto";           ///< TORCH_NEURONX_VECTORS = auto | portable | avx2 | avx512: vectors of the tile functions
   int64_t host_memory_limit = 0;          ///< TORCH_NEURONX_HOST_MEMORY_LIMIT, bytes or "512M", "2G"; 0: what the machine has

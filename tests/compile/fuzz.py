@@ -81,15 +81,16 @@ def same(got: torch.Tensor, wanted: torch.Tensor) -> bool:
 def adaptive_difference(seed: int) -> str | None:
     """What Adaptive Eager does otherwise than plain eager, or None: as its windows are met, built and replayed."""
     function, shape = program(seed), (6, 4)
-    expected = outcome(function, *shape)
-    _C._set_adaptive_eager(True)
+    before = _C._set_adaptive_eager(False)
     try:
+        expected = outcome(function, *shape)
+        _C._set_adaptive_eager(True)
         for attempt in range(4):
             for index, (got, wanted) in enumerate(zip(outcome(function, *shape), expected, strict=True)):
                 if not same(got, wanted):
                     return f"Adaptive Eager, run {attempt}, tensor {index}: differs by {(got - wanted).abs().max().item()}"
     finally:
-        _C._set_adaptive_eager(False)
+        _C._set_adaptive_eager(before)
     return None
 
 

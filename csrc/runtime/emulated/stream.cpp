@@ -22,7 +22,8 @@ void (*Completion::on_done)() = nullptr;
 
 namespace {
 
-// Record layout: [header][subject][words...]; header = kind | serial << 8 | count << 32.
+// Record layout: [header][subject][words...]; header = kind | serial << 8 | calls << 9 | count << 32. A record moves the stream's sequence
+// number on by its calls.
 enum Kind : uint64_t { kSkip, kLaunch, kLaunchHeap, kCall, kMark, kWait, kAwait };
 constexpr size_t kPrefix = 2;
 
@@ -30,7 +31,7 @@ constexpr auto kNap = std::chrono::microseconds(50);      // how often the worke
 constexpr int kNapsBeforeSleep = 20;                      // then it sleeps until a producer kicks it
 constexpr uint64_t kKickBacklog = 16;                     // serial records that may lie idle before a producer kicks
 constexpr int kQuietNaps = 40;                            // naps without a new record after which the host counts as quiet
-constexpr uint64_t kMostPending = 1024;                   // records a stream may hold back, as many as launches on CUDA
+constexpr uint64_t kMostPending = 1024;                   // calls a stream may hold back, as many as launches on CUDA
 constexpr auto kRelief = std::chrono::milliseconds(2);    // a producer that meets a full queue runs records for this long, then goes on
 constexpr int kBatch = 64;                                // records that the worker runs before it looks around
 constexpr auto kPatience = std::chrono::milliseconds(2);  // a blocked thread that holds the slot looks again whether others can run
@@ -48,7 +49,10 @@ int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-uint64_t header(uint64_t kind, bool serial, size_t count) { return kind | uint64_t{serial} << 8 | uint64_t{count} << 32; }
+uint64_t header(uint64_t kind, bool serial, uint64_t calls, size_t count) {
+  return kind | uint64_t{serial} << 8 | calls << 9 | uint64_t{count} << 32;
+}
+uint64_t calls_of(uint64_t header) { return header >> 9 & 0x7fffff; }
 uint64_t kind_of(uint64_t header) { return header & 0xff; }
 bool serial_of(uint64_t header) { return (header >> 8 & 1) != 0; }
 size_t count_of(uint64_t header) { return header >> 32; }
@@ -330,13 +334,14 @@ bool EmulatedStream::make_room(size_t words) {
   uint64_t need = words <= left_before_end ? words : left_before_end + words;
   if (ring_.size() - (tail_ - head_.load(std::memory_order_acquire)) < need) return false;
   if (words > left_before_end) {
-    ring_[tail_ & mask_] = header(kSkip, true, left_before_end);
+    ring_[tail_ & mask_] = header(kSkip, true, 0, left_before_end);
     tail_ += left_before_end;
   }
   return true;
 }
 
-uint64_t EmulatedStream::push(uint64_t kind, uint64_t subject, const uint64_t* words, size_t count, bool serial, bool of_window) {
+uint64_t EmulatedStream::push(uint64_t kind, uint64_t subject, const uint64_t* words, size_t count, bool serial, bool of_window,
+                              uint64_t calls) {
   Producing lock(*this);
   for (;;) {
     // One that another thread works at stays open for a thread that runs the streams' work: it must not wait for that thread.
@@ -350,11 +355,11 @@ uint64_t EmulatedStream::push(uint64_t kind, uint64_t subject, const uint64_t* w
     lock.lock();
   }
   uint64_t* slot = &ring_[tail_ & mask_];
-  slot[0] = header(kind, serial, count);
+  slot[0] = header(kind, serial, calls, count);
   slot[1] = subject;
   if (count) std::memcpy(slot + kPrefix, words, count * sizeof(uint64_t));
   tail_ += kPrefix + count;
-  uint64_t sequence = enqueued_.load(std::memory_order_relaxed) + 1;
+  uint64_t sequence = enqueued_.load(std::memory_order_relaxed) + calls;
   enqueued_.store(sequence, std::memory_order_seq_cst);
   lock.unlock();
   Executor::get().added(*this, !serial);
@@ -394,11 +399,12 @@ uint64_t EmulatedStream::launch(Executable& exe, const uint64_t* words, size_t c
     return queued();
   }
   auto subject = reinterpret_cast<uint64_t>(&exe);
-  if (count <= ring_.size() / 8) return push(kLaunch, subject, words, count, exe.serial, of_window);
+  const uint64_t calls = of_window ? exe.calls : 1;
+  if (count <= ring_.size() / 8) return push(kLaunch, subject, words, count, exe.serial, of_window, calls);
   auto* copy = new uint64_t[count];  // freed by run_one
   std::memcpy(copy, words, count * sizeof(uint64_t));
   auto address = reinterpret_cast<uint64_t>(copy);
-  return push(kLaunchHeap, subject, &address, 1, exe.serial, of_window);
+  return push(kLaunchHeap, subject, &address, 1, exe.serial, of_window, calls);
 }
 
 uint64_t EmulatedStream::call(std::function<void()> fn) {
@@ -481,6 +487,7 @@ bool EmulatedStream::run_one() {
   if (uint64_t word = ring_[head & mask_]; kind_of(word) == kSkip) head += count_of(word);
   uint64_t* slot = &ring_[head & mask_];
   const size_t count = count_of(slot[0]);
+  const uint64_t calls = calls_of(slot[0]);
   auto* exe = reinterpret_cast<Executable*>(slot[1]);
   running_ = true;
   try {
@@ -525,7 +532,7 @@ bool EmulatedStream::run_one() {
   }
   running_ = false;
   head_.store(head + kPrefix + count, std::memory_order_release);
-  completed_.store(completed_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  completed_.store(completed_.load(std::memory_order_relaxed) + calls, std::memory_order_release);
   return true;
 }
 

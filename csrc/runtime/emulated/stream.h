@@ -47,7 +47,8 @@ class EmulatedStream final : public Stream, public Awaiting {
   class Producing;
 
   uint64_t launch(Executable& exe, const uint64_t* words, size_t count, bool of_window);
-  uint64_t push(uint64_t kind, uint64_t subject, const uint64_t* words, size_t count, bool serial, bool of_window = false);
+  uint64_t push(uint64_t kind, uint64_t subject, const uint64_t* words, size_t count, bool serial, bool of_window = false,
+                uint64_t calls = 1);
   bool make_room(size_t words);
   void relieve();
   bool idle() const { return completed() == queued(); }
