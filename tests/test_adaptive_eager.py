@@ -84,7 +84,7 @@ def test_every_window_of_a_repeated_step_is_known() -> None:
         for _ in range(12):
             next(steps)
 
-    for _ in range(2):  # each window has to be seen twice
+    for _ in range(4):  # each window has to be seen twice, and then where its temporaries lie in place
         during(run)
     counted = during(run)
     assert counted["launches"] == counted["closed"] >= 12
