@@ -243,3 +243,21 @@ def test_an_output_that_is_written_in_part(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         nki.simulate(half_written)(X)
+
+
+def test_overwritten_memory_that_was_written_again():
+    """Of a tensor that another one has overwritten, the part that was written again since may be read."""
+
+    def kernel(x, rows, columns):
+        a = tile((128, 64), address=(0, 0), value=1.0)
+        tile((128, 64), address=(0, 128), value=2.0)  # the second half of each partition of `a`
+        nisa.memset(a[0:64, 32:64], 3.0)
+        out = nl.ndarray((rows.stop - rows.start, columns.stop - columns.start), nl.float32, buffer=nl.shared_hbm)
+        nl.store(out, nl.copy(a[rows, columns]))
+        return out
+
+    run = nki.simulate(kernel)
+    assert (run(X, slice(0, 64), slice(32, 64)) == 3).all()
+    assert (run(X, slice(0, 128), slice(0, 32)) == 1).all()
+    with pytest.raises(Refused, match="overlapping addresses"):
+        run(X, slice(64, 128), slice(32, 64))

@@ -168,3 +168,16 @@ def test_objects_as_arguments(x):
     corner(x, Sizes(8, 4, spare=1))
     corner(x, Whole(8))
     assert len(corner._cache) == 3
+
+
+@dataclasses.dataclass
+class Untyped(nl.NKIObject):  # type: ignore[misc]
+    rows: int = 4
+    columns = None
+
+
+def test_attributes_without_a_type_are_fields_too():
+    """AWS's kernel library gives them by keyword."""
+    assert (Untyped(columns=3).columns, Untyped(2).columns, Untyped(2, columns=1).rows) == (3, None, 2)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'depth'"):
+        Untyped(depth=1)

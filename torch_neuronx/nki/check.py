@@ -280,7 +280,7 @@ class _Clobbers:
             return
         mine = self._touched(access)
         if access.buffer in self._lost:
-            self._lost[access.buffer] = [(r, by) for r, by in self._lost[access.buffer] if not _covers(mine, r)]
+            self._lost[access.buffer] = [(rest, by) for r, by in self._lost[access.buffer] for rest in _without(r, mine)]
         for key in self._keys(access.buffer, mine[2], mine[3]):
             kept = []
             for other in self._blocks[key]:
@@ -313,6 +313,16 @@ def _intersect(a: Rectangle, b: Rectangle) -> Rectangle | None:
 
 def _covers(a: Rectangle, b: Rectangle) -> bool:
     return a[0] <= b[0] and a[1] >= b[1] and a[2] <= b[2] and a[3] >= b[3]
+
+
+def _without(a: Rectangle, b: Rectangle) -> list[Rectangle]:
+    """What is left of ``a`` when ``b`` is taken away."""
+    middle = _intersect(a, b)
+    if middle is None:
+        return [a]
+    above, below = (a[0], middle[0], a[2], a[3]), (middle[1], a[1], a[2], a[3])
+    left, right = (middle[0], middle[1], a[2], middle[2]), (middle[0], middle[1], middle[3], a[3])
+    return [r for r in (above, below, left, right) if r[0] < r[1] and r[2] < r[3]]
 
 
 def _walks_partitions_only(access: AccessPattern) -> bool:

@@ -397,6 +397,8 @@ def frozen(value: Any) -> Any:
         return type(value).__name__, tuple(frozen(v) for v in value)
     if isinstance(value, dict):
         return "dict", tuple((k, frozen(v)) for k, v in value.items())
+    if isinstance(value, slice):
+        return "slice", frozen(value.start), frozen(value.stop), frozen(value.step)
     if isinstance(value, functools.partial):
         return "partial", value.func, frozen(value.args), frozen(value.keywords)
     if dataclasses.is_dataclass(value) or ("__eq__" not in vars(type(value)) and hasattr(value, "__dict__") and not callable(value)):

@@ -132,18 +132,31 @@ def _(i: Instruction, bind: Binder) -> Step:
 
 
 class _Forgiving(abc.ABCMeta):
-    """Dataclasses of which AWS's front end lets fields without a default be left out, and its library does."""
+    """Dataclasses of which AWS's front end lets fields without a default be left out, and takes attributes without a type for fields. Its
+    library does both."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         # A class may have an __init__ of its own; the one that dataclass() writes comes from no file.
+        untyped: dict[str, Any] = {}
         if dataclasses.is_dataclass(cls) and cls.__init__.__code__.co_filename == "<string>":
+            known = {field.name for field in dataclasses.fields(cls)}
+            untyped = {name: kwargs.pop(name) for name in [*kwargs] if name not in known and _is_plain_attribute(cls, name)}
             fields = [field for field in dataclasses.fields(cls) if field.init][len(args) :]
             none = dataclasses.MISSING
             missing = [f.name for f in fields if f.default is none and f.default_factory is none and f.name not in kwargs]
             if missing:
                 warnings.warn(f"{cls.__name__}: {', '.join(missing)} not given, so None", NkiWarning, stacklevel=2)
                 kwargs.update(dict.fromkeys(missing))
-        return super().__call__(*args, **kwargs)
+        made = super().__call__(*args, **kwargs)
+        for name, value in untyped.items():
+            object.__setattr__(made, name, value)  # of a frozen dataclass, too
+        return made
+
+
+def _is_plain_attribute(cls: type, name: str) -> bool:
+    missing = object()
+    value = inspect.getattr_static(cls, name, missing)
+    return value is not missing and not callable(value) and not hasattr(value, "__get__")
 
 
 class NKIObject(metaclass=_Forgiving):
