@@ -71,10 +71,10 @@ def sums_kernel(x, y):
 @pytest.fixture(autouse=True)
 def adaptive():
     torch.neuron.synchronize()
-    _C._set_adaptive_eager(True)
+    before = _C._set_adaptive_eager(True)
     yield
     torch.neuron.synchronize()
-    _C._set_adaptive_eager(False)
+    _C._set_adaptive_eager(before)
 
 
 @pytest.fixture

@@ -78,6 +78,15 @@ def eager() -> None:
     torch.testing.assert_close(leaf.grad.cpu(), torch.full_like(x, 6.0))
 
 
+def windows() -> None:
+    """Kernels among the calls of a window, run one by one the first times and as one program later."""
+    x, y = torch.randn(16, 8), torch.randn(16, 8)
+    there, other = x.to("neuron"), y.to("neuron")
+    for turn in range(5):
+        found = (scaled(there + turn, 3.0) - other).relu()
+        torch.testing.assert_close(found.cpu(), ((x + turn) * 3 - y).relu())
+
+
 def compiled() -> None:
     """One NEFF for a graph, with the kernel between the operators before and after it."""
     x, w = torch.randn(16, 8), torch.randn(8, 8)

@@ -10,7 +10,12 @@ from tests.standin_sdk.kernels import refusal
 
 @pytest.mark.parametrize("device", ["trn2", pytest.param("trn3", marks=pytest.mark.full)])
 def test_kernels(on_chip: Run, device: str) -> None:
-    on_chip("nki_kernels:everything", device=device)
+    on_chip("nki_kernels:everything", device=device, TORCH_NEURONX_ADAPTIVE_EAGER="0")
+
+
+@pytest.mark.full
+def test_windows(on_chip: Run) -> None:
+    on_chip("nki_kernels:windows", TORCH_NEURONX_ADAPTIVE_EAGER="1")
 
 
 @pytest.mark.parametrize(
