@@ -26,7 +26,7 @@ _REMEDIES = (
     ("no sparse tensors", "use dense tensors, or gather and scatter"),
     ("no nested tensors", "pad to one length"),
     ("no quantized tensors", "use fp8 with torch._scaled_mm"),
-    ("complex", "split complex numbers into real and imaginary parts"),
+    ("complex", "use complex64"),
     ("float64", "use float32"),
 )
 
@@ -185,7 +185,7 @@ class Watch:
                 report.lowered += recorded.count
                 modules.add(judgement.module)
             for dtype in recorded.dtypes:
-                if rule(dtype, report.target).instead == "int32":
+                if rule(dtype, report.target).instead in ("int32", "pairs of float32"):
                     notes[rule(dtype, report.target).note] += recorded.count
         report.neffs = len(modules)
         report.dtype_notes = dict(notes)

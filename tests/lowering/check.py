@@ -32,10 +32,26 @@ def some(samples: list[SampleInput], count: int) -> list[SampleInput]:
 
 
 def run_lowered(fn: Any, tensors: list[torch.Tensor]) -> list[Any]:
-    """The leaves of what ``fn`` returns: tensors from XLA:CPU, the rest from the trace."""
-    module, returned = trace_function(fn, tensors)
-    results = iter(CompiledModule(to_hlo(module)).run(tensors))
-    return [next(results) if isinstance(leaf, torch.Tensor) else leaf for leaf in tree_leaves(returned)]
+    """The leaves of what ``fn`` returns: tensors from XLA:CPU, the rest from the trace. Complex arguments: as :func:`run_on_pairs`."""
+    if not any(tensor.is_complex() for tensor in tensors):
+        module, returned = trace_function(fn, tensors)
+        results = iter(CompiledModule(to_hlo(module)).run(tensors))
+        return [next(results) if isinstance(leaf, torch.Tensor) else leaf for leaf in tree_leaves(returned)]
+    return run_on_pairs(fn, tensors)
+
+
+def run_on_pairs(fn: Any, tensors: list[torch.Tensor]) -> list[Any]:
+    """:func:`run_lowered` as a chip has it: no complex number in the module."""
+    module, returned = trace_function(fn, tensors, real=True)
+    assert "complex<" not in str(module)
+    given = [torch.view_as_real(tensor.resolve_conj().resolve_neg()) if tensor.is_complex() else tensor for tensor in tensors]
+    results = iter(CompiledModule(to_hlo(module)).run([tensor.detach() for tensor in given]))
+
+    def result(leaf: torch.Tensor) -> torch.Tensor:
+        found = next(results)
+        return torch.view_as_complex(found.clone(memory_format=torch.contiguous_format)) if leaf.is_complex() else found
+
+    return [result(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in tree_leaves(returned)]
 
 
 def compare(op: OpInfo, actual: list[Any], expected: list[Any], values: bool) -> None:

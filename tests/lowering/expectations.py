@@ -4,7 +4,7 @@ In float32, a variant that fails without a row, and a row whose variant passes, 
 other dtypes the share that passes is what is held (test_conformance.py).
 """
 
-ALL = ("float32", "bfloat16", "int32", "int64", "bool")
+ALL = ("float32", "bfloat16", "int32", "int64", "bool", "complex64")
 
 _BY_REASON = {
     "the shape of its result depends on data": """

@@ -69,7 +69,8 @@ class Rule:
 
 
 _NATIVE = Rule("native")
-_COMPLEX = Rule("refused", note="complex numbers do not exist on the chip (NCC_EVRF004); use real pairs")
+_COMPLEX = Rule("changed", "pairs of float32", "complex64 is computed as pairs of float32: the chip has no complex numbers (NCC_EVRF004)")
+_COMPLEX_DOUBLE = Rule("refused", note="complex128 would be pairs of float64, and the chip has neither (NCC_EVRF004)")
 _FNUZ = Rule("refused", note="the compiler refuses FNUZ formats (NCC_EVRF005)")
 _DOUBLE = Rule("changed", "float32", "float64 is computed as float32")
 _INT64 = Rule("changed", "int32", "int64 is computed as int32 unless neuronx-cc gets --native-int64=enabled")
@@ -81,7 +82,7 @@ GENERATIONS: dict[str, dict[torch.dtype, Rule]] = {
         **dict.fromkeys(NAMES, _NATIVE),
         torch.float64: _DOUBLE,
         torch.complex64: _COMPLEX,
-        torch.complex128: _COMPLEX,
+        torch.complex128: _COMPLEX_DOUBLE,
         torch.float8_e4m3fnuz: _FNUZ,
         torch.float8_e5m2fnuz: _FNUZ,
         torch.int64: _INT64_TRN1 if generation == "trn1" else _INT64,

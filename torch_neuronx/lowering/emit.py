@@ -122,7 +122,7 @@ def _lower(program: Program, target: str, specialise: bool) -> Lowered:
             exported = jax.export.export(jax.jit(run.main, keep_unused=True), platforms=["cpu"])(*shapes)
             module = hlo_module_of(exported)
         else:
-            module = module_of(run.main, shapes)
+            module = module_of(run.main, shapes, real=target != "portable")
     hlo.set_aliases(module, dict(enumerate(run.written)))
     hlo.set_replicas(module, run.tracer.replicas)
     return Lowered(
@@ -363,8 +363,11 @@ def to_stablehlo(fn: Callable[..., Any], *tensors: torch.Tensor, target: str = "
     return str(trace_function(fn, tensors, target)[0])
 
 
-def trace_function(fn: Callable[..., Any], tensors: Any, target: str = "portable") -> tuple[Any, Any]:
-    """The MLIR module of :func:`to_stablehlo`, and what ``fn`` returned with Traced tensors in it."""
+def trace_function(fn: Callable[..., Any], tensors: Any, target: str = "portable", real: bool | None = None) -> tuple[Any, Any]:
+    """The MLIR module of :func:`to_stablehlo`, and what ``fn`` returned with Traced tensors in it.
+
+    ``real``: complex numbers as pairs of real ones (default: for a chip).
+    """
     tracer = Tracer(target)
     source = RandomSource(*_generator_state(tensors))
     returned: list[Any] = []
@@ -389,7 +392,7 @@ def trace_function(fn: Callable[..., Any], tensors: Any, target: str = "portable
 
     with jax_context():
         shapes = [jax.ShapeDtypeStruct(tuple(tensor.shape), to_jax(tensor.dtype)) for tensor in tensors]
-        module = module_of(main, shapes)
+        module = module_of(main, shapes, real=target != "portable" if real is None else real)
     return module, returned[0]
 
 

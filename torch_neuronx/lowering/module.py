@@ -16,15 +16,22 @@ from jax._src.lib.mlir import dialects
 from jax._src.sharding_impls import ShardingContext
 from jaxlib.mlir import ir
 
+from torch_neuronx.lowering import pairs
+
 _FIRST_CHANNEL = 2  # XLA reserves 0; JAX numbers from here too
 
 
-def module_of(function: Callable[..., Any], shapes: Sequence[Any]) -> Any:
+def module_of(function: Callable[..., Any], shapes: Sequence[Any], real: bool = False) -> Any:
     """The MLIR module whose ``main`` is ``function`` of arrays of ``shapes`` (jax.ShapeDtypeStruct); it keeps unused parameters.
 
-    Raises ValueError with MLIR's words when the module does not verify.
+    ``real``: without complex numbers. Those of ``function`` become pairs; see :mod:`torch_neuronx.lowering.pairs`.
+
+    Raises NotLowered when a complex operation has no such form, ValueError with MLIR's words when the module does not verify.
     """
     closed = jax.jit(function, keep_unused=True).trace(*shapes).jaxpr
+    if real and pairs.has_complex(closed):
+        on_pairs, shapes = pairs.on_pairs(closed)
+        closed = jax.jit(on_pairs, keep_unused=True).trace(*shapes).jaxpr
     building = mlir.ModuleContext(
         platforms=("cpu",),
         backend=None,
