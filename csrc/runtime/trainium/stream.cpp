@@ -65,6 +65,7 @@ void TrainiumStream::wake_locked() {
 }
 
 void TrainiumStream::hold() {
+  close_window();  // its launches are not among those that the graph's own one replaces
   std::lock_guard lock(mutex_);
   holding_ = true;
   holder_ = std::this_thread::get_id();
