@@ -72,6 +72,7 @@ struct GroupBuilder::State {
   int converted(int tile, Type from, Type to, bool rounded);
   void store(const TilePlace& place, const TileLayout& layout, Type type, int tile, Kind kind);
   void keep_inside(std::vector<int>& internal);
+  void read_constants();
   void drop_unused();
   void write_where_it_goes();
   void place_scratch();
@@ -284,6 +285,20 @@ bool GroupBuilder::State::add(const TileCall& call) {
   return true;
 }
 
+/// A copy of a number's tile is read where the number is (a tensor of one value that a call fills, a weight of `lerp`, say).
+void GroupBuilder::State::read_constants() {
+  std::vector<bool> constant(scratch_sizes.size(), false);
+  for (const auto& one : group.constants) constant[one.tile - kScratch] = true;
+  auto& steps = group.steps;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const TileStep step = steps[i];
+    const bool copies = (step.what == What::narrow || step.what == What::widen) && tiles::is_native(step.type) &&
+                        tiles::kind_of(step.type) == step.kind;
+    if (!copies || step.out < kScratch || step.in[0] < kScratch || !constant[step.in[0] - kScratch]) continue;
+    for (size_t k = i + 1; k < steps.size(); ++k) std::replace(steps[k].in, steps[k].in + 3, step.out, step.in[0]);
+  }
+}
+
 /// Steps whose scratch tile nobody reads.
 void GroupBuilder::State::drop_unused() {
   std::vector<bool> used(scratch_sizes.size(), false);
@@ -408,6 +423,7 @@ void GroupBuilder::State::keep_inside(std::vector<int>& internal) {
 TileGroup GroupBuilder::State::finish(std::vector<int>* internal) {
   group.elements = std::max<int64_t>(elements, 0);
   if (internal != nullptr) keep_inside(*internal);
+  read_constants();
   drop_unused();
   write_where_it_goes();
   place_scratch();

@@ -18,7 +18,7 @@ from torch._functorch.compile_utils import fx_graph_cse
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.output_code import OutputCode
 
-from torch_neuronx.compile import foreign, gradients_of_parts, in_place, random_state, rewrites
+from torch_neuronx.compile import foreign, gradients_of_parts, host_scalars, in_place, random_state, rewrites
 from torch_neuronx.compile.code import CompiledCode
 from torch_neuronx.compile.options import Settings
 
@@ -35,6 +35,7 @@ def compile_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], setti
             random_state.replace(graph)
             in_place.restore(graph)
             gradients_of_parts.join(graph)
+            host_scalars.join(graph)
             return CompiledCode(graph, _name(settings, direction))
 
         return SerializableAOTDispatchCompiler(OutputCode, one_direction)
