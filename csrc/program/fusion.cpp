@@ -292,8 +292,8 @@ void GroupBuilder::State::read_constants() {
   auto& steps = group.steps;
   for (size_t i = 0; i < steps.size(); ++i) {
     const TileStep step = steps[i];
-    const bool copies = (step.what == What::narrow || step.what == What::widen) && tiles::is_native(step.type) &&
-                        tiles::kind_of(step.type) == step.kind;
+    const bool copies =
+        (step.what == What::narrow || step.what == What::widen) && tiles::is_native(step.type) && tiles::kind_of(step.type) == step.kind;
     if (!copies || step.out < kScratch || step.in[0] < kScratch || !constant[step.in[0] - kScratch]) continue;
     for (size_t k = i + 1; k < steps.size(); ++k) std::replace(steps[k].in, steps[k].in + 3, step.out, step.in[0]);
   }

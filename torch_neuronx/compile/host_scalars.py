@@ -1,7 +1,7 @@
 """Computes with many numbers in host memory at a time.
 
 An optimizer keeps a step count for each parameter as a 0-dim CPU tensor, and ten ``_foreach_`` calls turn the counts into factors: on a CPU
-that is a kernel for each number and call, 1.6 us each, a thousand of them for a hundred parameters. Here each call becomes one kernel on all
+that is a kernel for each number and call, 1.6 us each, a thousand of them for a hundred parameters. Here a call becomes one kernel on all
 numbers, stacked. Only for operations whose results are exactly rounded: those are the same in a vector and alone. ``pow`` is not, so its
 numbers are taken apart before and put together after.
 """
@@ -37,17 +37,17 @@ def join(gm: GraphModule) -> int:
     for node in list(graph.nodes):
         if node.target not in _EXACT or not _is_of_host_scalars(node):
             continue
-        numbers = tuple(node.args[0])  # type: ignore[arg-type]
+        numbers = tuple(node.args[0])
         with graph.inserting_before(node):
             stack = stacks.get(numbers)
             if stack is None:
                 made.append(stack := _call(graph, aten.stack.default, list(numbers)))
-            result = _call(graph, _EXACT[node.target], stack, *node.args[1:])  # type: ignore[index]
+            result = _call(graph, _EXACT[node.target], stack, *node.args[1:])
             parts = _call(graph, aten.unbind.int, result)
             items = tuple(_call(graph, operator.getitem, parts, i) for i in range(len(numbers)))
         made += (result, parts, *items)
         for user in list(node.users):
-            user.replace_all_uses_with(items[user.args[1]])  # type: ignore[index]
+            user.replace_all_uses_with(items[user.args[1]])
             graph.erase_node(user)
         graph.erase_node(node)
         stacks[items] = result
