@@ -1,5 +1,6 @@
 #include "csrc/distributed/rpc_agent.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/autograd/context/container.h>
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <unordered_set>
 #include <utility>
 
 namespace neuron::distributed {
@@ -43,20 +45,38 @@ bool take(std::vector<char>& payload, const Mark& mark, std::vector<char>* what)
   return true;
 }
 
+/// A copy there, with the strides that it has here. Sparse ones are coalesced: PyTorch's futures that know devices refuse the others.
 at::Tensor moved(const at::Tensor& tensor, c10::Device device) {
   if (tensor.device() == device) return tensor;
   const c10::InferenceMode no_graph(tensor.is_inference());
-  return tensor.detach().to(device).requires_grad_(tensor.requires_grad());
+  const auto source = tensor.detach();
+  at::Tensor copy;
+  if (source.layout() == c10::kSparse) {
+    copy = source.coalesce().to(device);
+  } else if (source.layout() == c10::kStrided && !source.is_non_overlapping_and_dense() &&
+             at::has_internal_overlap(source) != at::MemOverlap::Yes) {
+    copy = at::empty_strided(source.sizes(), source.strides(), source.options().device(device)).copy_(source);
+  } else {
+    copy = source.to(device);
+  }
+  return copy.requires_grad_(tensor.requires_grad());
 }
 
-/// `message` as it travels. Waits for its tensors.
+/// `message` as it travels. Waits for its tensors: those of a request are ready on `streams`; a response may come from a future without
+/// events, as those of TorchScript are, so all of the device is waited for.
 c10::intrusive_ptr<Message> departing(const Message& message, const std::vector<c10::Device>& devices,
                                       const std::vector<c10::Stream>& streams) {
   const c10::MultiStreamGuard guard(streams);
   std::vector<char> indices;
   for (const auto& device : devices) indices.push_back(device.is_cpu() ? static_cast<char>(-1) : static_cast<char>(device.index()));
   std::vector<at::Tensor> tensors;
-  for (const auto& tensor : message.tensors()) tensors.push_back(moved(tensor, c10::kCPU));
+  for (const auto& tensor : message.tensors()) {
+    const auto device = tensor.device();
+    const auto on_device = [&](const c10::Stream& stream) { return stream.device() == device; };
+    if (device.is_privateuseone() && (message.isResponse() || std::none_of(streams.begin(), streams.end(), on_device)))
+      c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+    tensors.push_back(moved(tensor, c10::kCPU));
+  }
   auto payload = message.payload();
   append(payload, indices, kDevices);
   return c10::make_intrusive<Message>(std::move(payload), std::move(tensors), message.type(), message.id());
@@ -69,15 +89,23 @@ c10::intrusive_ptr<Message> failed(const Message& message, const std::string& er
   return c10::make_intrusive<Message>(std::move(payload), std::vector<at::Tensor>(), message.type(), message.id());
 }
 
-/// Brings the tensors to where the sender wants them, on the current streams. Raises the sender's error, if the message is one.
+/// Brings the tensors to where the sender wants them, and waits for that: TorchScript looks at a future's value without regard to streams.
+/// Raises the sender's error, if the message is one.
 void arrive(Message& message) {
   std::vector<char> found;
   if (take(message.payload(), kError, &found)) TORCH_CHECK(false, std::string(found.begin(), found.end()));
   if (!take(message.payload(), kDevices, &found)) return;
   auto& tensors = message.tensors();
   TORCH_CHECK(found.size() == tensors.size(), "An RPC message names ", found.size(), " devices for ", tensors.size(), " tensors");
-  for (size_t i = 0; i < tensors.size(); ++i)
-    if (found[i] >= 0) tensors[i] = moved(tensors[i], c10::Device(c10::kPrivateUse1, static_cast<c10::DeviceIndex>(found[i])));
+  const c10::impl::VirtualGuardImpl guard(c10::kPrivateUse1);
+  std::unordered_set<c10::Stream> copying;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (found[i] < 0) continue;
+    const c10::Device device(c10::kPrivateUse1, static_cast<c10::DeviceIndex>(found[i]));
+    tensors[i] = moved(tensors[i], device);
+    copying.insert(guard.getStream(device));
+  }
+  for (const auto& stream : copying) stream.synchronize();
 }
 
 /// Distributed autograd asks for CUDA's streams when the node that gradients arrive at has a stream of any device. A node without input
@@ -105,11 +133,10 @@ class Arrivals final : public RequestCallback {
   }
 
  private:
-  /// Distributed autograd orders the streams of gradients on CUDA only, so here the host waits: before, for what has arrived, and after,
-  /// since an optimizer or another request may use the gradients on another stream.
+  /// Distributed autograd orders the streams of gradients on CUDA only, so here the host waits for all of the pass: an optimizer or another
+  /// request may use the gradients on another stream.
   c10::intrusive_ptr<JitFuture> backward(Message& request, std::vector<c10::Stream> streams) const {
     forget_stream(request);
-    for (const auto& stream : streams) stream.synchronize();
     return (*next_)(request, streams)
         ->then(
             [streams](JitFuture& future) {

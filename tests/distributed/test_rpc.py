@@ -55,6 +55,13 @@ def same(actual: torch.Tensor, expected: Any, device: torch.device) -> None:
     assert torch.equal(actual.cpu(), torch.as_tensor(expected, dtype=actual.dtype)), (actual, expected)
 
 
+@torch.jit.script
+def scripted(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(20):
+        x = x + 1
+    return x
+
+
 def double(x: torch.Tensor, device: int) -> torch.Tensor:
     assert x.device == torch.device(D, device), x.device
     return x * 2
@@ -88,7 +95,11 @@ def check_values(rank: int, other: str) -> None:
     same(rpc.rpc_sync(other, torch.add, args=(torch.ones(2), 1)), [2.0, 2], torch.device("cpu"))  # which no map names
     sparse = torch.eye(3, device=here).to_sparse()
     same(rpc.rpc_sync(other, torch.mul, args=(sparse, 2)).to_dense(), torch.eye(3) * 2, here)
+    doubled = torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,), device=here)  # not coalesced
+    same(rpc.rpc_sync(other, torch.add, args=(doubled, doubled)).to_dense(), [6.0, 0, 0], here)
+    assert rpc.rpc_sync(other, torch.Tensor.stride, args=(x[:, :3],)) == (4, 1)
     big = torch.randn(1_000_000, device=here)
+    assert torch.equal(rpc.rpc_sync(other, scripted, args=(big,)), scripted(big))
     futures = [rpc.rpc_async(other, torch.add, args=(big, i)) for i in range(8)]
     for i, future in enumerate(futures):
         assert torch.equal(future.wait(), big + i)

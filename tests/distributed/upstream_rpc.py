@@ -29,6 +29,10 @@ class Cpu(TensorPipeRpcAgentTestFixture, MultiProcessTestCase):
         self._start_processes(Rank)
 
 
+def core_of(rank: int) -> torch.device:
+    return torch.device("neuron", rank % torch.neuron.device_count())
+
+
 class Neuron(Cpu):
     """The same on ``neuron``."""
 
@@ -40,18 +44,18 @@ class Neuron(Cpu):
     def rpc_backend_options(self) -> Any:
         options = super().rpc_backend_options
         for other in range(self.world_size):
-            options.set_device_map(f"worker{other}", {f"neuron:{self.rank}": f"neuron:{other}"})
+            options.set_device_map(f"worker{other}", {core_of(self.rank): core_of(other)})
         return options
 
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, parent_pipe: Any, **kwargs: Any) -> None:
-        torch.neuron.set_device(rank)
-        torch.set_default_device(torch.device("neuron", rank))
+        torch.neuron.set_device(core_of(rank))
+        torch.set_default_device(core_of(rank))
         run_function = internal._run_function
 
         def on_this_core(function: Any) -> Any:  # the default device is a thread's own
-            torch.neuron.set_device(rank)
-            with torch.device("neuron", rank):
+            torch.neuron.set_device(core_of(rank))
+            with core_of(rank):
                 return run_function(function)
 
         internal._run_function = on_this_core
