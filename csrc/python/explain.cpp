@@ -113,7 +113,8 @@ void bind_explain(py::module_& m) {
       "Starts noting misses, synchronisations and fallbacks; with the Python line of each when asked.");
   m.def("_explain_end", explain_end, "Stops noting and returns the notes together with _counters().");
   m.def("_counters", counters_dict, "Counts since the process started (ops: since _clear_op_counts()).");
-  m.def("_set_adaptive_eager", neuron::set_adaptive_eager, py::arg("on"), "Switches Adaptive Eager; windows that are open close. Returns whether it was on.");
+  m.def("_set_adaptive_eager", neuron::set_adaptive_eager, py::arg("on"),
+        "Switches Adaptive Eager; windows that are open close. Returns whether it was on.");
   m.def("_clear_op_counts", neuron::clear_op_counts);
   m.def("_clear_program_cache", neuron::clear_cache, "Drops all cached Programs; they come back at one inline call each.");
   m.def(
