@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 import unittest
@@ -23,7 +24,11 @@ from typing import Any
 # Read when the suite is imported, here and in the processes that it starts.
 os.environ.setdefault("BACKEND", "gloo")
 os.environ.setdefault("WORLD_SIZE", "4")  # with fewer, the suite leaves out more tests
-os.environ.setdefault("TEMP_DIR", tempfile.mkdtemp(prefix="distributed-test-"))
+if "TEMP_DIR" not in os.environ:
+    os.environ["TEMP_DIR"] = tempfile.mkdtemp(prefix="distributed-test-")
+# Not in TEMP_DIR, which the suite sets anew for each test.
+if "TEST_TOUCHED" not in os.environ:
+    os.environ["TEST_TOUCHED"] = tempfile.mkdtemp(prefix="distributed-test-touched-")
 
 import torch
 import torch.distributed as dist
@@ -32,7 +37,7 @@ from torch.testing._internal.distributed.distributed_test import DistributedTest
 
 from torch_neuronx.distributed import monitored_barrier
 
-TOUCHED = Path(os.environ["TEMP_DIR"]) / "touched"
+TOUCHED = Path(os.environ["TEST_TOUCHED"])
 FORKS = torch.multiprocessing.get_context("forkserver")
 
 
@@ -51,7 +56,6 @@ class Rank(FORKS.Process):  # type: ignore[name-defined, misc]
 def note_use(kind: type, test: str) -> None:
     """In a rank, at its end: remembers that ``test`` was given memory of the device."""
     if torch.neuron.memory_stats().get("allocation.all.allocated", 0) > 0:
-        TOUCHED.mkdir(exist_ok=True)
         (TOUCHED / key(kind, test)).touch()
 
 
@@ -183,6 +187,7 @@ def main() -> int:
     neuron = run([(pairs[kind], name) for kind, name in tests])
     counts = [(kind, name) for kind, name in tests if neuron[key(kind, name)].startswith("fail") or (TOUCHED / key(kind, name)).exists()]
     cpu = run(counts)
+    shutil.rmtree(TOUCHED)
     if options.json:
         options.json.write_text(json.dumps({"cpu": cpu, "neuron": neuron}, indent=1))
     wanted = [name for name, outcome in cpu.items() if outcome == "pass"]
