@@ -30,4 +30,4 @@ def test_coalesced_gathers() -> None:
 @pytest.mark.timeout(3700)
 def test_everything() -> None:
     passed, worse = run()  # those that are worse have a row each
-    assert passed > 80 and worse < passed / 50
+    assert passed > 70 and worse < passed / 50  # of 285, those that use the device
