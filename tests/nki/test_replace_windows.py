@@ -6,22 +6,9 @@ import nki.language as nl
 import pytest
 import torch
 
+from tests.nki.small_kernels import softmax, softmax_kernel
 from torch_neuronx import _C
 from torch_neuronx.nki import windows
-
-
-def softmax(x):
-    e = torch.exp(x - x.amax(-1, keepdim=True))
-    return e / e.sum(-1, keepdim=True)
-
-
-@nki.jit
-def softmax_kernel(x):
-    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-    tile = nl.load(x)
-    e = nl.exp(nl.subtract(tile, nl.max(tile, axis=1, keepdims=True)))
-    nl.store(out, nl.divide(e, nl.sum(e, axis=1, keepdims=True)))
-    return out
 
 
 @nki.jit

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.utils._pytree import tree_leaves
 
 from torch_neuronx._utils import DEVICE
 
@@ -87,15 +88,7 @@ def cut(gm: GraphModule) -> Cut:
 
 def values(node: Node) -> Iterator[Any]:
     """The tensors and numbers that ``node`` stands for, as tracing saw them (fake tensors, symbols)."""
-
-    def flat(value: Any) -> Iterator[Any]:
-        if isinstance(value, (tuple, list)):
-            for item in value:
-                yield from flat(item)
-        elif value is not None:
-            yield value
-
-    yield from flat(node.meta.get("val"))
+    return (value for value in tree_leaves(node.meta.get("val")) if value is not None)
 
 
 def is_number(node: Node) -> bool:

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.utils._pytree import tree_leaves
 
+from torch_neuronx.compile.cut import values
 from torch_neuronx.compile.padding.layout import (
     Factor,
     Layout,
@@ -215,7 +217,7 @@ class Padder:
             self.made[node] = self.call(operator.getitem, self.made[of], index)
             self.layouts[node] = self.layouts[of][index] if of in self.layouts else ()
             return
-        tensors = list(_tensors(value))
+        tensors = [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
         if not tensors:  # a number: what it is computed from has the bucket's value
             if not isinstance(value, (int, torch.SymInt)) and free_symbols(value) & self.bucketed:
                 raise Refused(f"a size decides about {value}", free_symbols(value) & self.bucketed)
@@ -238,7 +240,7 @@ class Padder:
     def _touched(self, node: Node, tensors: list[torch.Tensor]) -> bool:
         symbols: set[str] = set().union(*(free_symbols(one) for one in tensors))
         for source in node.all_input_nodes:
-            for value in _flat(source.meta.get("val")):
+            for value in values(source):
                 symbols |= free_symbols(value)
         return bool(symbols & self.bucketed)
 
@@ -280,18 +282,6 @@ def bind(node: Node) -> Bound:
 def number_text(value: Any) -> str:
     """An integer argument, or the node of one, as an expression of real sizes."""
     return text(value.meta["val"]) if isinstance(value, Node) else repr(value)
-
-
-def _tensors(value: Any) -> Iterable[torch.Tensor]:
-    return (one for one in _flat(value) if isinstance(one, torch.Tensor))
-
-
-def _flat(value: Any) -> Iterable[Any]:
-    if isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _flat(one)
-    elif value is not None:
-        yield value
 
 
 def _line(node: Node) -> str:
