@@ -1,16 +1,11 @@
 #include "csrc/runtime/emulated/stream.h"
 
-#include <sys/prctl.h>
-#include <unistd.h>
-
-#include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
-#include <stdexcept>
 #include <thread>
 #include <utility>
 
+#include "csrc/runtime/emulated/executor.h"
 #include "csrc/runtime/emulated/late_warnings.h"
 #include "csrc/runtime/executable.h"
 #include "csrc/runtime/settings.h"
@@ -27,23 +22,11 @@ namespace {
 enum Kind : uint64_t { kSkip, kLaunch, kLaunchHeap, kCall, kMark, kWait, kAwait };
 constexpr size_t kPrefix = 2;
 
-constexpr auto kNap = std::chrono::microseconds(50);      // how often the worker looks again while there may be work
-constexpr int kNapsBeforeSleep = 20;                      // then it sleeps until a producer kicks it
-constexpr uint64_t kKickBacklog = 16;                     // serial records that may lie idle before a producer kicks
-constexpr int kQuietNaps = 40;                            // naps without a new record after which the host counts as quiet
-constexpr uint64_t kMostPending = 1024;                   // calls a stream may hold back, as many as launches on CUDA
-constexpr auto kRelief = std::chrono::milliseconds(2);    // a producer that meets a full queue runs records for this long, then goes on
-constexpr int kBatch = 64;                                // records that the worker runs before it looks around
-constexpr auto kPatience = std::chrono::milliseconds(2);  // a blocked thread that holds the slot looks again whether others can run
-
-// True while this thread holds the compute slot: a kernel may need a drain itself (memory is full) and must not wait for itself.
-thread_local bool holding_slot = false;
+constexpr uint64_t kMostPending = 1024;                 // calls a stream may hold back, as many as launches on CUDA
+constexpr auto kRelief = std::chrono::milliseconds(2);  // a producer that meets a full queue runs records for this long, then goes on
 
 // The stream that this thread has for itself, see InlineRun.
 thread_local EmulatedStream* inline_stream = nullptr;
-
-// What the record that run_one() could not run waits for.
-thread_local std::shared_ptr<Completion> blocker;
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -58,240 +41,6 @@ bool serial_of(uint64_t header) { return (header >> 8 & 1) != 0; }
 size_t count_of(uint64_t header) { return header >> 32; }
 
 }  // namespace
-
-/// The compute slot, the worker, and the threads that wait.
-class Executor {
- public:
-  static Executor& get() {
-    static Executor* executor = new Executor;  // leaked: threads may outlive static destructors
-    return *executor;
-  }
-
-  void add(EmulatedStream* stream) {
-    std::lock_guard lock(streams_mutex_);
-    streams_.push_back(stream);
-    // Lower numbers run first; among equals the older stream.
-    std::stable_sort(streams_.begin(), streams_.end(), [](auto* a, auto* b) { return a->priority < b->priority; });
-    if (!worker_.joinable() && !stopping_) {
-      owner_ = getpid();
-      Completion::on_done = [] { get().unblock(); };
-      std::atexit([] { shutdown_streams(); });
-      worker_ = std::thread([this] { work(); });
-    }
-  }
-
-  /// A producer's nudge; cheap unless the worker sleeps and the work is worth waking it.
-  void added(const EmulatedStream& stream, bool urgent) {
-    if (sleeping_.load(std::memory_order_seq_cst) && (urgent || stream.queued() - stream.completed() >= kKickBacklog)) kick();
-  }
-
-  void kick() {
-    std::lock_guard lock(sleep_mutex_);
-    sleeping_.store(false, std::memory_order_relaxed);
-    work_cv_.notify_one();
-  }
-
-  bool try_acquire() {
-    if (busy_.exchange(true, std::memory_order_acquire)) return false;
-    holding_slot = true;
-    return true;
-  }
-
-  void release() {
-    holding_slot = false;
-    busy_.store(false, std::memory_order_seq_cst);
-    if (wants_slot_.load(std::memory_order_seq_cst)) offer_slot();
-    if (waiting_.load(std::memory_order_seq_cst) > 0) {
-      std::lock_guard lock(done_mutex_);
-      done_cv_.notify_all();
-    }
-  }
-
-  /// Waits until the slot is free or `done()`; true when the caller now holds the slot.
-  template <class Done>
-  bool acquire_unless(Done done) {
-    for (;;) {
-      if (done()) return false;
-      if (try_acquire()) return true;
-      waiting_.fetch_add(1, std::memory_order_seq_cst);
-      {
-        std::unique_lock lock(done_mutex_);
-        done_cv_.wait(lock, [&] { return done() || !busy_.load(std::memory_order_seq_cst); });
-      }
-      waiting_.fetch_sub(1, std::memory_order_seq_cst);
-    }
-  }
-
-  /// With the slot held: runs `stream` until it has reached `sequence`; false when it is blocked before.
-  bool run_until(EmulatedStream& stream, uint64_t sequence) {
-    while (!stream.reached(sequence))
-      if (!stream.run_one()) return false;
-    return true;
-  }
-
-  /// The same for a thread that cannot let go of the slot: while `stream` is blocked, it runs all others.
-  void insist(EmulatedStream& stream, uint64_t sequence) {
-    while (!run_until(stream, sequence)) {
-      const auto awaited = std::exchange(blocker, nullptr);
-      for (auto* other : snapshot())
-        while (!other->running_ && !other->idle() && other->run_one()) {
-        }
-      blocker = nullptr;
-      const auto until = std::chrono::steady_clock::now() + kPatience;
-      awaited->help([&] { return stream.reached(sequence) || std::chrono::steady_clock::now() >= until; });
-    }
-  }
-
-  /// A completion is done: whoever was blocked by it goes on.
-  void unblock() {
-    if (worker_blocked_.load(std::memory_order_seq_cst)) kick();
-    if (waiting_.load(std::memory_order_seq_cst) > 0) {
-      std::lock_guard lock(done_mutex_);
-      done_cv_.notify_all();
-    }
-  }
-
-  bool others_wait() const { return waiting_.load(std::memory_order_relaxed) > 0; }
-  int threads() const { return threads_.load(std::memory_order_relaxed); }
-  void set_threads(int threads) { threads_.store(threads, std::memory_order_relaxed); }
-
-  void shutdown() {
-    if (getpid() != owner_ || stopping_.exchange(true)) return;
-    kick();
-    if (worker_.joinable()) worker_.join();
-    for (auto* stream : snapshot()) stream->drain(stream->queued());
-  }
-
- private:
-  std::vector<EmulatedStream*> snapshot() {
-    std::lock_guard lock(streams_mutex_);
-    return streams_;
-  }
-
-  bool scarce() const { return threads_.load(std::memory_order_relaxed) + 1 > cores_; }
-
-  uint64_t total_enqueued(const std::vector<EmulatedStream*>& streams) const {
-    uint64_t total = 0;
-    for (auto* s : streams) total += s->queued();
-    return total;
-  }
-
-  void work();
-  int run_batch(const std::vector<EmulatedStream*>& streams, bool host_is_quiet);
-  void offer_slot();
-  void await_slot();
-  void sleep(std::unique_lock<std::mutex>& lock, const std::vector<EmulatedStream*>& streams, uint64_t seen);
-
-  const int cores_ = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-  std::atomic<int> threads_{1};
-  std::atomic<bool> busy_{false};
-  std::atomic<int> waiting_{0};
-  std::mutex done_mutex_;
-  std::condition_variable done_cv_;
-
-  std::mutex streams_mutex_;
-  std::vector<EmulatedStream*> streams_;
-
-  std::mutex sleep_mutex_;
-  std::condition_variable work_cv_;
-  std::atomic<bool> sleeping_{false};
-  std::atomic<bool> worker_blocked_{false};            // it sleeps although there is work
-  std::atomic<bool> wants_slot_{false};                // it sleeps because another thread holds the slot
-  std::vector<std::shared_ptr<Completion>> blockers_;  // the worker's: what the streams of its last batch wait for
-  std::atomic<bool> stopping_{false};
-  std::thread worker_;
-  pid_t owner_ = 0;
-};
-
-/// Runs up to kBatch records that may run now; returns how many ran.
-int Executor::run_batch(const std::vector<EmulatedStream*>& streams, bool host_is_quiet) {
-  int ran = 0;
-  blockers_.clear();
-  for (auto* stream : streams) {
-    while (ran < kBatch && !stream->idle() && !others_wait()) {
-      bool serial = stream->next_is_serial();
-      if (!serial && scarce() && !host_is_quiet) return ran;
-      if (!stream->run_one()) {
-        blockers_.push_back(std::exchange(blocker, nullptr));
-        break;
-      }
-      ++ran;
-      if (!serial && scarce()) return ran;  // look again whether the host has come back
-    }
-  }
-  return ran;
-}
-
-void Executor::work() {
-  prctl(PR_SET_NAME, "neuron-worker");
-  keep_warnings();
-  prctl(PR_SET_TIMERSLACK, 1000UL);  // naps of 50 us, not of 100
-  uint64_t seen = 0;
-  int naps = 0, quiet_naps = 0;
-  while (!stopping_.load(std::memory_order_relaxed)) {
-    auto streams = snapshot();
-    uint64_t total = total_enqueued(streams);
-    quiet_naps = total == seen ? quiet_naps + 1 : 0;
-    seen = total;
-    const auto pending = std::count_if(streams.begin(), streams.end(), [](auto* s) { return !s->idle(); });
-    int ran = 0;
-    blockers_.clear();
-    if (pending > 0 && !others_wait()) {
-      if (!try_acquire()) {
-        await_slot();
-        continue;
-      }
-      ran = run_batch(streams, quiet_naps >= kQuietNaps);
-      release();
-    }
-    if (ran > 0) {
-      naps = 0;
-      if (ran == kBatch) continue;
-    }
-    const bool all_blocked = pending > 0 && static_cast<size_t>(pending) == blockers_.size();
-    std::unique_lock lock(sleep_mutex_);
-    if ((pending > 0 && !all_blocked) || ++naps < kNapsBeforeSleep) {
-      work_cv_.wait_for(lock, kNap);
-      continue;
-    }
-    sleep(lock, streams, seen);
-    naps = 0;
-  }
-}
-
-/// The worker lies still while another thread is at work: a nap each 50 us would push its team off the cores.
-/// The holder wakes it if it leaves work behind, and a producer if it adds some that is worth it.
-void Executor::await_slot() {
-  std::unique_lock lock(sleep_mutex_);
-  sleeping_.store(true, std::memory_order_seq_cst);
-  wants_slot_.store(true, std::memory_order_seq_cst);
-  work_cv_.wait(lock, [&] {
-    return !sleeping_.load(std::memory_order_relaxed) || stopping_.load(std::memory_order_relaxed) ||
-           !busy_.load(std::memory_order_seq_cst);
-  });
-  wants_slot_.store(false, std::memory_order_relaxed);
-  sleeping_.store(false, std::memory_order_relaxed);
-}
-
-void Executor::offer_slot() {
-  const auto streams = snapshot();
-  if (std::any_of(streams.begin(), streams.end(), [](auto* s) { return !s->idle(); })) kick();
-}
-
-/// Until a producer or a completion kicks. One that missed the flags is caught by a second look.
-void Executor::sleep(std::unique_lock<std::mutex>& lock, const std::vector<EmulatedStream*>& streams, uint64_t seen) {
-  sleeping_.store(true, std::memory_order_seq_cst);
-  worker_blocked_.store(!blockers_.empty(), std::memory_order_seq_cst);
-  const bool late = total_enqueued(streams) != seen || std::any_of(blockers_.begin(), blockers_.end(), [](auto& b) { return b->ready(); });
-  if (late) {
-    sleeping_.store(false, std::memory_order_relaxed);
-  } else {
-    work_cv_.wait(lock, [&] { return !sleeping_.load(std::memory_order_relaxed) || stopping_.load(std::memory_order_relaxed); });
-  }
-  worker_blocked_.store(false, std::memory_order_relaxed);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
 
 EmulatedStream::EmulatedStream(int device, int64_t id, int priority, size_t ring_words)
     : Stream(device, id, priority), ring_(ring_words), mask_(ring_words - 1) {}
@@ -608,12 +357,5 @@ InlineRun::~InlineRun() {
   if (holds_stream_) let_go();
   if (!nested_) Executor::get().release();
 }
-
-bool runs_streams() { return holding_slot; }
-
-void set_compute_threads(int threads) { Executor::get().set_threads(threads); }
-int compute_threads() { return Executor::get().threads(); }
-
-void shutdown_streams() { Executor::get().shutdown(); }
 
 }  // namespace neuron
