@@ -1,7 +1,9 @@
 #include "csrc/runtime/emulated/stream.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 
