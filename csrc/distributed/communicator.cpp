@@ -86,7 +86,7 @@ bool Communicator::step(Lane& lane, bool light, std::vector<std::shared_ptr<Oper
   bool moved = false;
   for (size_t at = 0; at < lane.waiting.size();) {
     const auto operation = lane.waiting[at];
-    if (!operation->ready()) break;  // later ones must not overtake it
+    if (!operation->inputs_ready()) break;  // later ones must not overtake it
     const auto here = lane.waiting.begin() + static_cast<ptrdiff_t>(at);
     if (std::any_of(lane.waiting.begin(), here, [&](const auto& earlier) { return earlier->precedes(*operation); })) {
       ++at;
@@ -172,7 +172,7 @@ void Communicator::check(std::vector<std::shared_ptr<Operation>>* done) {
     for (const auto& operation : lane.waiting) {
       if (!problem.empty()) return;
       const std::string what = operation->record->describe();
-      if (channel_ && operation->ready()) {
+      if (channel_ && operation->inputs_ready()) {
         if (const int other = missing(*operation); other >= 0) {
           const auto standing = channel_->standing(other);
           problem = what + " of process group " + name + " cannot finish on rank " + std::to_string(rank) + ": " +

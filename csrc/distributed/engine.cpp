@@ -41,7 +41,7 @@ void futex_wake(std::atomic<uint32_t>& word) { syscall(SYS_futex, &word, FUTEX_W
 
 // ---- Operation: what Completion asks for. ----
 
-bool Operation::ready() const {
+bool Operation::inputs_ready() const {
   return std::all_of(points.begin(), points.end(), [](const StreamPoint& point) { return point.first->reached(point.second); });
 }
 

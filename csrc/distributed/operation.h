@@ -51,7 +51,7 @@ class Operation : public Completion {
   void finish(std::exception_ptr error = nullptr) { Completion::finish(std::move(error)); }
 
   /// True once the streams have reached its own points.
-  bool ready() const;
+  bool inputs_ready() const;
 
   // Set before it is submitted.
   std::vector<StreamPoint> points;

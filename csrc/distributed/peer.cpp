@@ -78,14 +78,14 @@ ProcessFacts ProcessFacts::of_this_process() {
 
 std::string ProcessFacts::text() const {
   std::ostringstream out;
-  out << host << ' ' << pid << ' ' << started << ' ' << bell_fd << ' ' << group_fd << ' ' << core;
+  out << host << ' ' << pid << ' ' << started << ' ' << bell_fd << ' ' << group_fd << ' ' << core << ' ' << number;
   return out.str();
 }
 
 ProcessFacts ProcessFacts::parse(const std::string& text) {
   ProcessFacts facts;
   std::istringstream in(text);
-  in >> facts.host >> facts.pid >> facts.started >> facts.bell_fd >> facts.group_fd >> facts.core;
+  in >> facts.host >> facts.pid >> facts.started >> facts.bell_fd >> facts.group_fd >> facts.core >> facts.number;
   TORCH_CHECK(!in.fail(), "The store of the process group holds \"", text, "\", which no TorchNeuron process of this version wrote.");
   return facts;
 }

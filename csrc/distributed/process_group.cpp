@@ -63,7 +63,8 @@ ProcessGroupNeuron::ProcessGroupNeuron(c10::intrusive_ptr<c10d::Store> store, in
     block_ = Channel::make_block(size);
     facts.group_fd = block_.fd();
   }
-  store_->set("neuron/" + std::to_string(rank), facts.text());
+  HostWaitScope wait;
+  roster_ = agree_on_roster(*store_, rank, size, std::move(facts), options_->timeout);
 }
 
 ProcessGroupNeuron::~ProcessGroupNeuron() {
@@ -84,11 +85,7 @@ Communicator& ProcessGroupNeuron::communicator() {
 
 void ProcessGroupNeuron::connect() {
   TORCH_CHECK_NOT_IMPLEMENTED(dynamic_cast<SharedMemory*>(&target().memory(0)), kNotAvailable);
-  std::vector<ProcessFacts> all;
-  {
-    HostWaitScope wait;
-    for (int rank = 0; rank < size_; ++rank) all.push_back(ProcessFacts::parse(store_->get_to_str("neuron/" + std::to_string(rank))));
-  }
+  const auto& all = roster_.ranks;
   const auto mine = all[rank_];
   const bool one_host = std::all_of(all.begin(), all.end(), [&](const auto& facts) { return facts.host == mine.host; });
   check_cores(all);
@@ -100,7 +97,7 @@ void ProcessGroupNeuron::connect() {
     SharedBlock block = rank_ == 0 ? std::move(block_) : SharedBlock::open(all[0].pid, all[0].group_fd);
     channel = std::make_unique<Channel>(rank_, size_, std::move(block), std::move(peers), options_->global_ranks_in_group);
   } else {
-    transport_ = make_transport_();
+    transport_ = make_transport_(c10::make_intrusive<c10d::PrefixStore>("gloo/" + roster_.number, store_), rank_, size_);
   }
   const std::string name = !getGroupDesc().empty() && getGroupDesc() != "undefined" ? getGroupDesc() : options_->group_name;
   auto made = std::make_shared<Communicator>(name.empty() ? "?" : name, rank_, size_, std::move(channel));

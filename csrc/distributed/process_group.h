@@ -15,6 +15,7 @@
 
 #include "csrc/distributed/collective.h"
 #include "csrc/distributed/communicator.h"
+#include "csrc/distributed/roster.h"
 #include "csrc/distributed/work.h"
 
 namespace neuron::distributed {
@@ -23,8 +24,8 @@ class ProcessGroupNeuron final : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-  /// Makes a backend that moves CPU tensors between hosts; called when the ranks turn out to be on several.
-  using MakeTransport = std::function<c10::intrusive_ptr<c10d::Backend>()>;
+  /// Makes a backend that moves CPU tensors between hosts, from a store, a rank and a size; called when the ranks turn out to be on several.
+  using MakeTransport = std::function<c10::intrusive_ptr<c10d::Backend>(c10::intrusive_ptr<c10d::Store>, int, int)>;
   /// Called with the group's name before its first operation.
   using FirstUse = std::function<void(const std::string&)>;
 
@@ -33,7 +34,7 @@ class ProcessGroupNeuron final : public c10d::Backend {
     explicit NeuronOptions(const Options& options) : Options(options) {}
   };
 
-  /// Tells the other ranks, through `store`, where to find this one. Waits for nobody; the first operation does.
+  /// Waits until all ranks have come, through `store`; what needs the device is left to the first operation.
   ProcessGroupNeuron(c10::intrusive_ptr<c10d::Store> store, int rank, int size, c10::intrusive_ptr<Options> options,
                      MakeTransport transport, FirstUse first_use);
   ~ProcessGroupNeuron() override;
@@ -104,6 +105,7 @@ class ProcessGroupNeuron final : public c10d::Backend {
   const MakeTransport make_transport_;
   const FirstUse first_use_;
   SharedBlock block_;  // rank 0's, until connect() hands it on
+  Roster roster_;
   std::once_flag connected_;
   std::shared_ptr<Communicator> communicator_;
   c10::intrusive_ptr<c10d::Backend> transport_;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tests.distributed.torchrun import torchrun
-from tests.distributed.workers import Ranks
+from tests.distributed.workers import Ranks, make_store
 from torch_neuronx.distributed import monitored_barrier
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,6 +67,45 @@ def check_mesh() -> None:
 
 def test_mesh_by_name(ranks4: Ranks) -> None:
     ranks4.run(check_mesh)
+
+
+def make_again(times: int) -> None:
+    for i in range(times):
+        dist.destroy_process_group()
+        if dist_rank() == i % 2:
+            time.sleep(0.1)
+        dist.init_process_group("neuron")
+        assert total(dist.group.WORLD) == 1  # type: ignore[arg-type]
+
+
+def dist_rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def test_group_is_made_again_under_its_old_name() -> None:
+    ranks = Ranks(2, TEST_BACKEND="neuron")
+    try:
+        ranks.run(make_again, 4)
+    finally:
+        ranks.close()
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_store_with_what_killed_ranks_wrote(late: int) -> None:
+    """torchrun keeps its store when it starts ranks again."""
+    store = make_store()
+    for attempt in range(2):
+        ranks = Ranks(2, store, TEST_BACKEND="neuron", **({"TEST_LATE_RANK": str(late)} if attempt else {}))
+        try:
+            assert ranks.run(check_device) == [0, 1]
+        finally:
+            ranks.kill()
+
+
+def test_missing_rank_is_named() -> None:
+    with pytest.raises(dist.DistBackendError, match=r"rank 0 has waited 0\.2 s, and rank\(s\) 1, 2 did not join"):
+        dist.init_process_group("neuron", store=dist.HashStore(), rank=0, world_size=3, timeout=timedelta(seconds=0.2))
+    assert not dist.is_initialized()
 
 
 def check_device() -> int:

@@ -39,6 +39,8 @@ def environment_of(rank: int, size: int, store: dist.TCPStore) -> dict[str, str]
 def _serve(rank: int, orders: Connection, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     torch.set_num_threads(1)
+    if environment.get("TEST_LATE_RANK") == str(rank):
+        time.sleep(1)
     bound = torch.device("neuron", rank) if "TEST_BOUND" in environment else None
     dist.init_process_group(environment.get("TEST_BACKEND", "cpu:gloo,neuron:neuron") or None, device_id=bound)
     while (order := orders.recv()) is not None:
@@ -53,13 +55,14 @@ def _serve(rank: int, orders: Connection, environment: dict[str, str]) -> None:
 class Ranks:
     """``size`` ranks with the default process group; ``environment`` is set in each before its first use of the device.
 
-    TEST_BACKEND names the backend ("": none), TEST_BOUND=1 binds the group to the rank's device.
+    TEST_BACKEND names the backend ("": none), TEST_BOUND=1 binds the group to the rank's device,
+    TEST_LATE_RANK names a rank that comes last.
     """
 
-    def __init__(self, size: int, **environment: str) -> None:
+    def __init__(self, size: int, store: dist.TCPStore | None = None, **environment: str) -> None:
         self.size = size
         context = mp.get_context("spawn")
-        self._store = make_store()
+        self._store = store or make_store()
         self._pipes, self._processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()
@@ -96,6 +99,8 @@ class Ranks:
     def kill(self) -> None:
         for process in self._processes:
             process.kill()
+        for process in self._processes:
+            process.join()
 
     def close(self) -> None:
         for pipe in self._pipes:

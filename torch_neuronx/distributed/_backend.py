@@ -28,15 +28,23 @@ def _create(options: Any, group_options: Any) -> Any:
     timeout = options.timeout
     if group_options is not None and getattr(group_options, "_timeout", None) is not None:
         timeout = group_options._timeout
-    store, rank, size = options.store, options.group_rank, options.group_size
 
-    def transport() -> Any:
-        """What moves bytes between hosts."""
-        return dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout=timeout)
+    def transport(store: dist.Store, rank: int, size: int) -> Any:
+        """What moves bytes between the hosts of a group: this one, or one that is split off it."""
+        return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
 
     if not isinstance(timeout, timedelta):
         timeout = timedelta(seconds=timeout)
-    return _C._make_backend(store, rank, size, timeout, options.group_id, list(options.global_ranks_in_group), transport, _make_default)
+    return _C._make_backend(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        timeout,
+        options.group_id,
+        list(options.global_ranks_in_group),
+        transport,
+        _make_default,
+    )
 
 
 def _make_default(name: str) -> None:
