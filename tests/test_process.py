@@ -32,6 +32,27 @@ def test_exit_by_an_exception(run_python):
     assert run.returncode == 1 and run.stderr.strip().endswith("KeyError: 'mine'")
 
 
+@pytest.mark.parametrize("end", ["raise KeyError('mine')", "os.kill(os.getpid(), signal.SIGINT); time.sleep(9)"])
+def test_an_uncaught_exception_drops_what_is_queued(run_python, end):
+    code = f"""
+import atexit
+def last():  # registered before the backend's own, so called after it
+    torch.neuron.synchronize()
+    print(last_launched.cpu())
+atexit.register(last)
+import os, signal, time, torch
+signal.signal(signal.SIGINT, signal.default_int_handler)
+last_launched = torch.zeros(1, device="neuron").cpu().to("neuron")
+x = torch.ones(700, 700, device="neuron")
+for _ in range(1000):
+    torch.mm(x, x)
+last_launched.fill_(1)
+{end}
+"""
+    run = run_python(code)
+    assert run.returncode != 0 and "tensor([0.])" in run.stdout, run.stdout + run.stderr
+
+
 def test_exit_with_a_pending_error(run_python):
     code = """
 import torch

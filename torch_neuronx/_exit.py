@@ -1,4 +1,4 @@
-"""Lets autograd's device threads finish before the interpreter goes.
+"""Drops what is queued when the script ends by an exception; lets autograd's device threads finish before the interpreter goes.
 
 ``backward()`` returns as soon as the gradients are there; the thread that ran it then drops the task, and takes the GIL to drop the Python
 context that ``torch/autograd/graph.py`` stores in it (``_stash_obj_in_tls``). In a script that ends right after, that thread would ask for
@@ -9,10 +9,11 @@ device does PyTorch wait for that thread; on an emulated one, whose kernels comp
 from __future__ import annotations
 
 import atexit
+import sys
 
 import torch
 
-from torch_neuronx import _device, memory
+from torch_neuronx import _C, _device, memory
 
 _kept: list[torch.Tensor] = []
 
@@ -24,6 +25,9 @@ def _settle() -> None:
     """
     if not _device.is_initialized() or _device._is_in_bad_fork():
         return
+    if getattr(sys, "last_type", None) is not None:
+        # Printed as uncaught: nobody will see what is queued, and after Ctrl-C nobody wants to wait for it.
+        _C._drop_launches()
     if not _device.get_device_properties(0).is_emulated:
         # A second backward would need programs of its own. What is queued may still have to be compiled, which takes a living interpreter.
         for index in range(_device.device_count()):

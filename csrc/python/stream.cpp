@@ -6,6 +6,7 @@
 
 #include "csrc/aten/guard.h"
 #include "csrc/python/bindings.h"
+#include "csrc/runtime/dropping.h"
 
 namespace {
 
@@ -58,5 +59,6 @@ void bind_stream(py::module_& m) {
   m.def("_check_stream", torch::wrap_pybind_function(check_stream), id, index, type, "Raises RuntimeError when there is no such stream.");
   m.def("_stream_priority", torch::wrap_pybind_function(stream_priority), id, index, type);
   m.def("_priority_range", [] { return std::make_tuple(neuron::kLowestPriority, neuron::kHighestPriority); });
+  m.def("_drop_launches", [] { neuron::dropping_launches.store(true); }, "Queued launches are passed over from now on: the process ends.");
   m.def("_elapsed_time", torch::wrap_pybind_function(elapsed_time), py::arg("start"), py::arg("end"), "Milliseconds between two events.");
 }

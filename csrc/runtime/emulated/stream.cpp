@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "csrc/runtime/dropping.h"
 #include "csrc/runtime/emulated/executor.h"
 #include "csrc/runtime/emulated/late_warnings.h"
 #include "csrc/runtime/executable.h"
@@ -15,6 +16,7 @@
 namespace neuron {
 
 HostWait host_wait;
+std::atomic<bool> dropping_launches{false};
 void (*Completion::on_done)() = nullptr;
 
 namespace {
@@ -244,11 +246,11 @@ bool EmulatedStream::run_one() {
   try {
     switch (kind_of(slot[0])) {
       case kLaunch:
-        exe->run(slot + kPrefix);
+        if (!dropping_launches.load(std::memory_order_relaxed)) exe->run(slot + kPrefix);
         break;
       case kLaunchHeap: {
         std::unique_ptr<uint64_t[]> words(reinterpret_cast<uint64_t*>(slot[kPrefix]));
-        exe->run(words.get());
+        if (!dropping_launches.load(std::memory_order_relaxed)) exe->run(words.get());
         break;
       }
       case kCall: {

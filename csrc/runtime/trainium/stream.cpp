@@ -4,6 +4,7 @@
 
 #include <chrono>
 
+#include "csrc/runtime/dropping.h"
 #include "csrc/runtime/executable.h"
 #include "csrc/runtime/settings.h"
 
@@ -218,7 +219,7 @@ void TrainiumStream::run(Record& record) {
     if (const auto lost = static_cast<NRT_STATUS>(lost_core().load()); lost != NRT_SUCCESS && record.pipelined) {
       raise_status(lost, "running " + record.name + " on a core that was lost earlier");
     }
-    record.work();
+    if (!record.pipelined || !dropping_launches.load(std::memory_order_relaxed)) record.work();
   } catch (...) {
     fail(std::current_exception());
   }
