@@ -39,7 +39,7 @@ def test_report_of_given_counters():
     assert str(report).splitlines() == [
         "neuron: what ran",
         "  operators        13 calls of 2 ops, 10 launches",
-        "  cache            10 hits, 2 misses, 1 inline (these two run at once, not as launches)",
+        "  cache            10 hits, 2 misses, 1 inline (both run at once, unlaunched)",
         "  host waits       3",
         "  fallbacks        1",
         "  bytes moved      1.5 KiB to the device, 4 B to the host, 3.0 GiB on it",

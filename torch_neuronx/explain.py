@@ -74,7 +74,7 @@ class Report:
         lines = [
             "neuron: what ran",
             f"  operators        {self.calls} calls of {len(self._counters['ops'])} ops, {self._counters['launches']} launches",
-            f"  cache            {self.hits} hits, {self.misses} misses, {self._total('inline')} inline (these two run at once, not as launches)",
+            f"  cache            {self.hits} hits, {self.misses} misses, {self._total('inline')} inline (both run at once, unlaunched)",
             f"  host waits       {self.syncs}",
             f"  fallbacks        {self.fallbacks}",
             f"  bytes moved      {_size(moved['h2d'])} to the device, {_size(moved['d2h'])} to the host, {_size(moved['d2d'])} on it",

@@ -351,7 +351,8 @@ void OpState::miss(CallReader& reader, uint64_t hash, torch::jit::Stack* stack) 
     return hit(*entry, reader, stack);
   }
   if (metadata_ != Metadata::fixed || !reader.cacheable()) {
-    note_sync(metadata_ == Metadata::host_value ? "value read by the host" : "result shape depends on data");
+    note_sync(metadata_ == Metadata::host_value ? "value read by the host"
+                                                : "the host looks at the data: for a result's size, or whether the call succeeded");
   } else if (recording().on()) {
     note_miss(reader);
   }

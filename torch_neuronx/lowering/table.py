@@ -26,6 +26,7 @@ FAMILIES = (
     "indexing",
     "sorting",
     "normalization",
+    "recurrent",
     "attention",
     "linear_algebra",
     "fourier",
