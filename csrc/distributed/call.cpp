@@ -1,6 +1,6 @@
 #include "csrc/distributed/call.h"
 
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
@@ -28,28 +28,41 @@ void ProcessGroupNeuron::Call::check(const at::Tensor& tensor) {
   }
 }
 
+/// A dense tensor for the values of `tensor`, which is to be written: itself, or one that put_back() copies from.
+at::Tensor ProcessGroupNeuron::Call::target_of(const at::Tensor& tensor) {
+  check(tensor);
+  if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) return tensor.detach();
+  copy_back.push_back(tensor.detach());
+  dense.push_back(at::empty(tensor.sizes(), tensor.options()));
+  return dense.back();
+}
+
+/// A dense tensor in the form that operations work on, see Note [Staging].
+at::Tensor ProcessGroupNeuron::Call::place_of(const at::Tensor& tensor, bool read, bool written) {
+  kept.push_back(tensor);
+  if (!is_staged(device)) return tensor;
+  const auto options = at::TensorOptions().dtype(tensor.dtype()).device(at::kCPU);
+  const auto bytes = tensor.nbytes();
+  if (bytes == 0) return at::empty(tensor.sizes(), options);
+  char* const place = take_place(bytes);
+  kept.push_back(at::from_blob(place, tensor.sizes(), [place, bytes](void*) { give_back_place(place, bytes); }, options));
+  const StagedCopy copy{buffer_of(tensor).data, place, bytes, device};
+  if (read) to_host.push_back(copy);
+  if (written) to_device.push_back(copy);
+  return kept.back();
+}
+
 at::Tensor ProcessGroupNeuron::Call::input(const at::Tensor& tensor) {
   check(tensor);
-  kept.push_back(tensor.detach().resolve_conj().resolve_neg().contiguous());
-  return kept.back();
+  return place_of(tensor.detach().resolve_conj().resolve_neg().contiguous(), true, false);
 }
 
-at::Tensor ProcessGroupNeuron::Call::output(const at::Tensor& tensor) {
-  check(tensor);
-  if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) {
-    kept.push_back(tensor.detach());
-  } else {
-    kept.push_back(at::empty(tensor.sizes(), tensor.options()));
-    copy_back.push_back(tensor.detach());
-    staged.push_back(kept.back());
-  }
-  return kept.back();
-}
+at::Tensor ProcessGroupNeuron::Call::output(const at::Tensor& tensor) { return place_of(target_of(tensor), false, true); }
 
 at::Tensor ProcessGroupNeuron::Call::inout(const at::Tensor& tensor) {
-  auto result = output(tensor);
-  if (!staged.empty() && staged.back().is_same(result)) result.copy_(tensor.detach());
-  return result;
+  const auto target = target_of(tensor);
+  if (!dense.empty() && dense.back().is_same(target)) target.copy_(tensor.detach());
+  return place_of(target, true, true);
 }
 
 Buffer buffer_of(const at::Tensor& tensor) { return buffer_of(tensor, 0, tensor.numel()); }
@@ -57,7 +70,8 @@ Buffer buffer_of(const at::Tensor& tensor) { return buffer_of(tensor, 0, tensor.
 Buffer buffer_of(const at::Tensor& tensor, int64_t begin, int64_t count) {
   const auto size = static_cast<int64_t>(tensor.element_size());
   auto* data = static_cast<char*>(const_cast<void*>(tensor.unsafeGetTensorImpl()->storage().data()));
-  return {data ? data + (tensor.storage_offset() + begin) * size : nullptr, static_cast<size_t>(count * size), tensor.device().index()};
+  return {data ? data + (tensor.storage_offset() + begin) * size : nullptr, static_cast<size_t>(count * size),
+          tensor.is_cpu() ? -1 : tensor.device().index()};
 }
 
 at::Tensor host_view(const at::Tensor& tensor) {
@@ -70,15 +84,15 @@ at::Tensor host_view(const at::Tensor& tensor) {
                        options);
 }
 
-StreamPoint put_back(const std::vector<at::Tensor>& staged, const std::vector<at::Tensor>& tensors, Stream& stream,
+StreamPoint put_back(const std::vector<at::Tensor>& dense, const std::vector<at::Tensor>& tensors, Stream& stream,
                      const std::vector<std::shared_ptr<Operation>>& operations) {
   const c10::Stream side = to_c10(&stream);
   stream.wait_for(*current_stream(stream.device), current_stream(stream.device)->added());
   for (const auto& operation : operations) await(stream, operation);
   c10::StreamGuard guard(side);
-  for (size_t i = 0; i < staged.size(); ++i) {
-    const_cast<at::Tensor&>(tensors[i]).copy_(staged[i]);
-    staged[i].record_stream(side);
+  for (size_t i = 0; i < dense.size(); ++i) {
+    const_cast<at::Tensor&>(tensors[i]).copy_(dense[i]);
+    dense[i].record_stream(side);
     tensors[i].record_stream(side);
   }
   return {&stream, stream.added()};

@@ -108,6 +108,11 @@ std::string Channel::describe(int of) const {
 
 Region Channel::region_of(const Buffer& buffer) {
   if (buffer.bytes == 0) return {};
+  if (buffer.device < 0) {
+    const SharedRange range = place_range(buffer.data);
+    TORCH_INTERNAL_ASSERT(range.fd >= 0, "host memory that is not staged");
+    return {range.fd, range.offset, buffer.bytes};
+  }
   auto* memory = dynamic_cast<SharedMemory*>(&target().memory(buffer.device));
   TORCH_CHECK_NOT_IMPLEMENTED(memory, "Memory of neuron:", buffer.device, " cannot be shared between processes");
   const SharedRange range = memory->share(buffer.data);

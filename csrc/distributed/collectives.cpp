@@ -148,9 +148,8 @@ ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::reduce(Tensors& tensors, const c
   call.collectives.push_back(std::move(one));
   call.outputs = tensors;
   if (root) call.after = divide(options.reduceOp, {tensor}, size_);
-  call.transfer = [options = mutable_copy(options),
-                   view = root ? host_view(tensor) : host_view(tensor).clone()](c10d::Backend& backend) mutable {
-    Tensors list{view};  // Gloo uses the others' memory for partial sums
+  call.transfer = [options = mutable_copy(options), root, view = host_view(tensor)](c10d::Backend& backend) mutable {
+    Tensors list{root ? view : view.clone()};  // Gloo uses the others' memory for partial sums
     options.reduceOp = without_average(options.reduceOp);
     return backend.reduce(list, options);
   };

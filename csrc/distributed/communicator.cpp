@@ -93,7 +93,7 @@ bool Communicator::step(Lane& lane, bool light, std::vector<std::shared_ptr<Oper
       continue;
     }
     if (operation->record->state == FlightRecord::State::scheduled) advance(*operation->record, FlightRecord::State::started);
-    const auto progress = operation->step(light);
+    const auto progress = operation->step_staged(light);
     moved |= progress != Operation::Progress::none;
     if (progress == Operation::Progress::finished) {
       lane.waiting.erase(lane.waiting.begin() + static_cast<ptrdiff_t>(at));

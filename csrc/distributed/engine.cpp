@@ -39,7 +39,15 @@ void futex_wake(std::atomic<uint32_t>& word) { syscall(SYS_futex, &word, FUTEX_W
 
 }  // namespace
 
-// ---- Operation: what Completion asks for. ----
+// ---- Operation. ----
+
+Operation::Progress Operation::step_staged(bool light) {
+  if (light && bytes_of(to_host) + bytes_of(to_device) > kInlineBytes) return Progress::none;
+  fetch(std::exchange(to_host, {}));
+  const auto progress = step(light);
+  if (progress == Progress::finished) deliver(to_device);
+  return progress;
+}
 
 bool Operation::inputs_ready() const {
   return std::all_of(points.begin(), points.end(), [](const StreamPoint& point) { return point.first->reached(point.second); });

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "csrc/distributed/flight_recorder.h"
+#include "csrc/distributed/staging.h"
 #include "csrc/runtime/completion.h"
 
 namespace neuron::distributed {
@@ -17,9 +18,9 @@ using Clock = std::chrono::steady_clock;
 
 /// Memory of this process that an operation reads or writes.
 struct Buffer {
-  char* data = nullptr;  ///< device address
+  char* data = nullptr;  ///< device address, or one of the host
   size_t bytes = 0;
-  int device = 0;
+  int device = 0;  ///< -1: memory of the host, see Note [Staging]
 };
 
 /// Stepped by the engine until it is finished. Only whoever steps the engine touches it, but for what Completion offers.
@@ -29,6 +30,9 @@ class Operation : public Completion {
 
   /// Goes on as far as it can without waiting. With `light`, it does not move more than a few KiB. Throws what makes it fail.
   virtual Progress step(bool light) = 0;
+
+  /// The same with what is staged.
+  Progress step_staged(bool light);
 
   /// Whether `later`, submitted after it in its lane, must not go on before this one has gone further: both would take the same message.
   virtual bool precedes(const Operation& later) const {
@@ -58,7 +62,8 @@ class Operation : public Completion {
   Clock::time_point deadline = Clock::time_point::max();
   std::shared_ptr<void> keep;  ///< the tensors; let go of when it is done
   std::shared_ptr<FlightRecord> record;
-  bool heavy = false;  ///< moves more than a few KiB
+  std::vector<StagedCopy> to_host, to_device;  ///< before it begins, and once it has succeeded
+  bool heavy = false;                          ///< moves more than a few KiB
 
   /// The operation before it in its lane, while that is not done. Guarded by the engine.
   std::shared_ptr<Operation> previous;

@@ -17,7 +17,6 @@
 #include "csrc/distributed/message.h"
 #include "csrc/program/explain.h"
 #include "csrc/runtime/settings.h"
-#include "csrc/runtime/shared_memory.h"
 #include "csrc/runtime/target.h"
 
 namespace neuron::distributed {
@@ -41,11 +40,6 @@ Stream* end_stream(int device) {
   }
   return stream;
 }
-
-constexpr const char* kNotAvailable =
-    "Collectives are not available on this target: its device memory cannot be shared between processes, and this build has no support for "
-    "the "
-    "collectives of the Neuron runtime. Set TORCH_NEURONX_TARGET=emulated to run on emulated NeuronCores.";
 
 }  // namespace
 
@@ -84,7 +78,6 @@ Communicator& ProcessGroupNeuron::communicator() {
 }
 
 void ProcessGroupNeuron::connect() {
-  TORCH_CHECK_NOT_IMPLEMENTED(dynamic_cast<SharedMemory*>(&target().memory(0)), kNotAvailable);
   const auto& all = roster_.ranks;
   const auto mine = all[rank_];
   const bool one_host = std::all_of(all.begin(), all.end(), [&](const auto& facts) { return facts.host == mine.host; });
@@ -152,7 +145,10 @@ ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::submit(Call call) {
   {
     std::lock_guard<std::mutex> lock(submitting_);
     Engine& engine = Engine::get();
+    const size_t last = call.message || !communicator_->channel() ? 0 : call.collectives.size() - 1;
     const auto add = [&](Lane& lane, const std::shared_ptr<Operation>& operation, uint64_t sequence) {
+      if (parts.operations.empty()) operation->to_host = std::move(call.to_host);
+      if (parts.operations.size() == last) operation->to_device = std::move(call.to_device);
       record.sequence = sequence;
       prepare(*operation, record, call, points);
       engine.submit(communicator_, lane, operation);
@@ -194,7 +190,7 @@ ProcessGroupNeuron::WorkPtr ProcessGroupNeuron::submit(Call call) {
   Engine::get().begin(*parts.operations.back());
   for (auto [waited, sequence] : points)
     if (!waited->reached(sequence)) waited->query();  // nobody on this host may be going to wait, but the other ranks do
-  if (!call.copy_back.empty()) parts.tail = put_back(call.staged, call.copy_back, *parts.end_stream, parts.operations);
+  if (!call.copy_back.empty()) parts.tail = put_back(call.dense, call.copy_back, *parts.end_stream, parts.operations);
   if (coalescing_) {
     coalesced_.insert(coalesced_.end(), parts.operations.begin(), parts.operations.end());
     coalesced_outputs_.insert(coalesced_outputs_.end(), call.outputs.begin(), call.outputs.end());

@@ -207,8 +207,7 @@ def test_more_ranks_than_cores_is_refused_with_the_settings_named() -> None:
         assert "TORCH_NEURONX_EMULATED_INSTANCE" in result.stderr
 
 
-def test_ranks_on_several_hosts_go_through_gloo() -> None:
-    body = """
+SEVERAL_HOSTS = """
 os.environ["TORCH_NEURONX_EMULATED_HOST"] = f"host{rank % 2}"
 x = start()
 assert not dist.group.WORLD._get_backend(torch.device("neuron")).on_one_host
@@ -237,6 +236,14 @@ dist.all_gather_coalesced(pairs, [torch.full((n,), 10.0 * rank + n, device="neur
 for source, tensors in enumerate(pairs):
     for tensor, n in zip(tensors, (2, 3)):
         check(tensor, 10 * source + n)
+mean = torch.full((1000, 1000), 1e-3, device="neuron")
+late = torch.ones(1000, 1000, device="neuron")
+for _ in range(5):
+    late = late @ mean  # not computed yet when the others' copy for Gloo is made
+late = late + rank
+dist.reduce(late, 0)
+if rank == 0:
+    torch.testing.assert_close(late.cpu(), torch.full((1000, 1000), size + size * (size - 1) / 2))
 sparse = torch.sparse_coo_tensor(torch.arange(rank + 1)[None], torch.ones(rank + 1), (size,)).to("neuron")
 dist.all_reduce(sparse)
 check(sparse.to_dense(), torch.arange(size, 0, -1).float())
@@ -246,7 +253,10 @@ dist.all_gather_object(objects, rank)
 assert objects == list(range(size))
 dist.destroy_process_group()
 """
-    for result in run(body, size=3):
+
+
+def test_ranks_on_several_hosts_go_through_gloo() -> None:
+    for result in run(SEVERAL_HOSTS, size=3):
         assert result.returncode == 0, result.stderr
 
 

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -47,39 +48,80 @@ void close_target() {
   nrt().nrt_close();
 }
 
+/// A whole number in the environment; -1 when there is none.
+int number_of(const char* name) {
+  const char* text = std::getenv(name);
+  if (!text || !*text) return -1;
+  char* end = nullptr;
+  const long value = std::strtol(text, &end, 10);
+  return *end || value < 0 || value > 1 << 16 ? -1 : static_cast<int>(value);
+}
+
+/// The core of this process's rank among `total`, see Note [One core for each rank]; -1: all that are visible.
+int core_of_rank(int total) {
+  const int rank = number_of("LOCAL_RANK");
+  if (!settings().visible_cores.empty() || settings().num_cores > 0 || number_of("LOCAL_WORLD_SIZE") < 2) return -1;
+  return rank < total ? rank : -1;  // with more ranks than cores, the process group says so
+}
+
+NRT_STATUS start_runtime(const Nrt& n, int core) {
+  // Set for the call alone, which reads it: the processes that this one starts choose for themselves.
+  constexpr const char* kVisible = "NEURON_RT_VISIBLE_CORES";
+  if (core >= 0) setenv(kVisible, std::to_string(core).c_str(), 1);
+  const NRT_STATUS started = n.nrt_init(NRT_FRAMEWORK_TYPE_PYTORCH, "2.13", "");
+  if (core >= 0) unsetenv(kVisible);
+  return started;
+}
+
 }  // namespace
 
 TrainiumTarget::TrainiumTarget() {
   const Nrt& n = nrt();
-  const NRT_STATUS started = n.nrt_init(NRT_FRAMEWORK_TYPE_PYTORCH, "2.13", "");
+  uint32_t count = 0;
+  check(n.nrt_get_visible_vnc_count(&count), "counting the visible cores");
+  const int own = core_of_rank(static_cast<int>(count));
+  const NRT_STATUS started = start_runtime(n, own);
   if (started != NRT_SUCCESS) {
     raise_status(started,
                  "starting the Neuron runtime. Another process may hold the cores (neuron-ls shows which; NEURON_RT_VISIBLE_CORES chooses "
                  "others), or the driver (aws-neuronx-dkms) is missing or too old");
   }
+  open_cores(own, static_cast<int>(count));
+  std::atexit(close_target);
+}
+
+/// `own`: the one core that the process has taken; -1: all.
+void TrainiumTarget::open_cores(int own, int total) {
   nrt_instance_info_t instance{};
-  check(n.nrt_get_instance_info(&instance, sizeof instance), "asking for the instance's kind");
-  uint32_t count = 0;
-  check(n.nrt_get_visible_vnc_count(&count), "counting the visible cores");
+  check(nrt().nrt_get_instance_info(&instance, sizeof instance), "asking for the instance's kind");
   const auto& generation = generation_of(instance);
   const int lnc = settings().lnc;
-  for (uint32_t i = 0; i < count; ++i) {
+  std::vector<std::shared_ptr<AsyncCore>> queues;
+  for (int vnc = 0; vnc < (own < 0 ? total : 1); ++vnc) queues.push_back(open_async_core(vnc));
+  for (int index = 0; index < total; ++index) {
     Core core;
-    const int vnc = static_cast<int>(i);
+    core.vnc = own < 0 ? index : index == own ? 0 : -1;
     core.info.name = generation.chip;
     core.info.generation = generation.name;
     core.info.instance = std::string(instance.arch_name, strnlen(instance.arch_name, sizeof instance.arch_name));
-    core.info.chip = vnc * lnc / generation.cores_per_chip;
+    core.info.chip = index * lnc / generation.cores_per_chip;
     core.info.physical_cores = lnc;
     core.info.memory_bytes = generation.bank_bytes;
     core.info.emulated = false;
-    if (const auto stats = memory_stats(vnc); stats && stats->bytes_limit)
+    if (const auto stats = memory_stats(std::max(core.vnc, 0)); stats && stats->bytes_limit)
       core.info.memory_bytes = static_cast<int64_t>(stats->bytes_limit);
-    core.queues = open_async_core(vnc);
-    core.memory = std::make_unique<TrainiumMemory>(vnc, core.info.memory_bytes, *core.queues);
+    core.queues = queues[std::max(core.vnc, 0)];
+    core.memory = std::make_unique<TrainiumMemory>(core.vnc, core.info.memory_bytes, *core.queues);
     cores_.push_back(std::move(core));
   }
-  std::atexit(close_target);
+}
+
+int TrainiumTarget::vnc(int device) const {
+  const int vnc = core(device).vnc;
+  TORCH_CHECK_INDEX(vnc >= 0, "neuron:", device,
+                    " is the NeuronCore of another rank: this process has that of its LOCAL_RANK, neuron:", number_of("LOCAL_RANK"),
+                    ". Set NEURON_RT_VISIBLE_CORES for each process to choose other cores.");
+  return vnc;
 }
 
 const TrainiumTarget::Core& TrainiumTarget::core(int index) const {
@@ -89,7 +131,7 @@ const TrainiumTarget::Core& TrainiumTarget::core(int index) const {
 }
 
 Stream* TrainiumTarget::new_stream(int device, int64_t id, int priority) {
-  core(device);
+  vnc(device);
   return new TrainiumStream(device, id, priority);  // never destroyed, as the contract says
 }
 

@@ -1,4 +1,11 @@
 // The Trainium target: logical NeuronCores of this host, through libnrt.
+//
+// Note [One core for each rank]
+// The runtime gives a core to one process at a time, and would give all of them to the first rank that starts. Where a launcher has started
+// several ranks on the host (LOCAL_RANK and LOCAL_WORLD_SIZE, as torchrun sets them) and nothing has chosen cores (NEURON_RT_VISIBLE_CORES,
+// NEURON_RT_NUM_CORES), a process takes the core of its rank alone. It goes on counting all of them, so that neuron:<LOCAL_RANK> means the
+// same core as on the emulated target; the others are other processes'. The runtime numbers the cores that a process has taken from 0 on
+// (vnc).
 #pragma once
 
 #include <memory>
@@ -14,7 +21,8 @@ namespace neuron::trainium {
 
 class TrainiumTarget final : public Target {
  public:
-  /// Initialises the runtime, which takes the visible cores until the process ends. Throws c10::Error with the runtime's status.
+  /// Initialises the runtime, which takes cores until the process ends: see Note [One core for each rank]. Throws c10::Error with the
+  /// runtime's status.
   TrainiumTarget();
 
   int device_count() const noexcept override { return static_cast<int>(cores_.size()); }
@@ -24,13 +32,18 @@ class TrainiumTarget final : public Target {
 
   AsyncCore& queues(int device) const { return *core(device).queues; }
 
+  /// The runtime's number of a device. Throws c10::Error when it is another process's core.
+  int vnc(int device) const;
+
  private:
   struct Core {
     DeviceInfo info;
-    std::unique_ptr<AsyncCore> queues;
+    int vnc = -1;                       ///< -1: another process's
+    std::shared_ptr<AsyncCore> queues;  ///< of a core of this process
     std::unique_ptr<TrainiumMemory> memory;
   };
   const Core& core(int index) const;
+  void open_cores(int first, int total);
 
   std::vector<Core> cores_;
 };

@@ -79,7 +79,8 @@ bool give_back_memory(int device) {
 
 /// nrt_load(). Programs lie in HBM too, which the caching allocator may have taken for tensors that are gone.
 NRT_STATUS load_model(const std::string& neff, int device, nrt_model_t** model) {
-  const auto attempt = [&] { return nrt().nrt_load(neff.data(), neff.size(), device, 1, model); };
+  const int vnc = opened_target().vnc(device);
+  const auto attempt = [&] { return nrt().nrt_load(neff.data(), neff.size(), vnc, 1, model); };
   const NRT_STATUS status = attempt();
   return status == NRT_RESOURCE && give_back_memory(device) ? attempt() : status;
 }
@@ -164,7 +165,8 @@ void TrainiumExecutable::fill(Launch& launch, const uint64_t* words) {
   auto add = [&](nrt_tensor_set_t* set, const LoweredProgram::Operand& operand) {
     nrt_tensor_t* tensor = nullptr;
     if (operand.kind == LoweredProgram::Operand::Kind::payload) {
-      check(nrt().nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, device_, operand.bytes, nullptr, &tensor), "allocating an argument");
+      check(nrt().nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, opened_target().vnc(device_), operand.bytes, nullptr, &tensor),
+            "allocating an argument");
       launch.tensors.push_back(tensor);
       uint64_t value[2];
       payload_bytes(operand, &words[operand.word], value);

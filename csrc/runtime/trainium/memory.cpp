@@ -33,6 +33,7 @@ void transfer(const char* attempted, Schedule&& schedule) {
 }  // namespace
 
 void* TrainiumMemory::allocate(size_t bytes) {
+  TORCH_CHECK(vnc_ >= 0, "Memory of a NeuronCore that another process has cannot be allocated here.");
   bytes = whole_pages(bytes);
   auto out_of = [&](const char* what, const char* detail) {
     int64_t free = 0, total = 0;

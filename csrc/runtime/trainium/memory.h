@@ -21,7 +21,7 @@ struct Location {
 
 class TrainiumMemory final : public Memory {
  public:
-  /// Memory of core `vnc`, `total` bytes of HBM.
+  /// Memory of core `vnc`, `total` bytes of HBM. With -1 it is another process's core: nothing can be allocated, no address is in it.
   TrainiumMemory(int vnc, int64_t total, AsyncCore& queues) : vnc_(vnc), total_(total), queues_(queues) {}
 
   void* allocate(size_t bytes) override;

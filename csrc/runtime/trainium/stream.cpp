@@ -149,6 +149,25 @@ void TrainiumStream::wait_for(Stream& other, uint64_t sequence) {
   push([&other, sequence] { other.drain(sequence); }, false, "a wait for another stream");
 }
 
+void TrainiumStream::wait_for(std::shared_ptr<Completion> completion) {
+  close_window();
+  TORCH_CHECK(capture() == nullptr, "A stream that a graph captures cannot wait for a collective: call it outside of the capture.");
+  if (completion->done() && !completion->error()) return;
+  wait_for_window(std::move(completion));
+}
+
+void TrainiumStream::wait_for_window(std::shared_ptr<Completion> completion) {
+  push(
+      [awaited = std::move(completion)] {
+        while (!awaited->done()) {
+          awaited->proceed();
+          awaited->help([] { return false; });
+        }
+        if (auto error = awaited->error()) std::rethrow_exception(error);
+      },
+      false, "a wait for a collective");
+}
+
 // ---- Waiting ----
 
 bool TrainiumStream::query() {

@@ -5,6 +5,10 @@
 // else (host functions, copies, events, waits for other streams) first waits for what is under way, because the runtime orders nothing
 // between its queues. A full queue is met by waiting for the oldest execution of the stream, then trying again.
 //
+// Note [Waiting for what is outside]
+// A collective, or whatever else is a Completion, is waited for by the stream's own thread, which lends itself to it meanwhile. Other
+// streams have threads of their own, so what the completion needs of them is on its way.
+//
 // Note [A lost core]
 // After a terminal status (NRT_EXEC_UNIT_UNRECOVERABLE) the streams of the process refuse further work: each record fails at once with that
 // status, so that waits end and the error is seen.
@@ -20,6 +24,7 @@
 #include <thread>
 #include <vector>
 
+#include "csrc/runtime/completion.h"
 #include "csrc/runtime/stream.h"
 #include "csrc/runtime/trainium/nrt_async.h"
 
@@ -32,7 +37,7 @@ struct InFlight {
   std::string name;
 };
 
-class TrainiumStream final : public Stream {
+class TrainiumStream final : public Stream, public Awaiting {
  public:
   TrainiumStream(int device, int64_t id, int priority);
 
@@ -45,6 +50,8 @@ class TrainiumStream final : public Stream {
   uint64_t call(std::function<void()> fn) override;
   uint64_t mark(TimeCell time) override;
   void wait_for(Stream& other, uint64_t sequence) override;
+  void wait_for(std::shared_ptr<Completion> completion) override;
+  void wait_for_window(std::shared_ptr<Completion> completion) override;
   bool query() override;
   void drain(uint64_t sequence) override;
   void raise_pending() override;
