@@ -495,7 +495,8 @@ def check_functional() -> None:
     same(fc.all_reduce(tensor, "sum", group) + 0, torch.full((4, 3), float(sum(range(size)))))
     same(fc.all_gather_tensor(tensor, 0, group) + 0, torch.arange(size).float().repeat_interleave(4)[:, None].expand(-1, 3))
     same(fc.reduce_scatter_tensor(tensor, "avg", 0, group) + 0, torch.full((4 // size, 3), sum(range(size)) / size))
-    same(fc.all_to_all_single(tensor, None, None, group) + 0, torch.arange(size).float()[:, None].expand(-1, 3))
+    exchanged = torch.arange(size).float().repeat_interleave(4 // size)
+    same(fc.all_to_all_single(tensor, None, None, group) + 0, exchanged[:, None].expand(-1, 3))
     same(fc.broadcast(tensor, 1, group) + 0, torch.ones(4, 3))
 
 

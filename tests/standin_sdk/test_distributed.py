@@ -91,7 +91,7 @@ def test_collectives(chips: Ranks, name: str) -> None:
 
 
 def test_several_hosts(chip: Environment) -> None:
-    for result in run(SEVERAL_HOSTS, **chip()):
+    for result in run(SEVERAL_HOSTS + "dist.destroy_process_group()", **chip()):
         assert result.returncode == 0, result.stderr
 
 
@@ -144,9 +144,12 @@ except Exception as error:
 def test_a_copy_that_fails_fails_the_group(chip: Environment, function: str) -> None:
     body = """
 if rank == 1:
-    os.environ["STANDIN_NRT_COMPLETION_FAULTS"] = "FUNCTION:*=6"
+    os.environ["STANDIN_NRT_COMPLETION_FAULTS"] = "FUNCTION:2=6"
+x = start()
 try:
-    start()
+    for _ in range(10):
+        dist.all_reduce(x)
+        torch.neuron.synchronize()
 except Exception as error:
     print(error)
     os._exit(3)
