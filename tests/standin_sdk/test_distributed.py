@@ -97,7 +97,7 @@ def test_several_hosts(chip: Environment) -> None:
 
 _EVERYWHERE = [("trn2", "2.34"), ("trn2", "2.30"), ("trn3", "2.34"), ("trn3", "2.30")]
 _CASES = [
-    pytest.param(name, mode, *where, marks=[] if (mode, where) == ("eager", _EVERYWHERE[0]) else pytest.mark.full)
+    pytest.param(name, mode, *where, marks=[] if (name, mode, where) == ("ddp", "eager", _EVERYWHERE[0]) else pytest.mark.full)
     for name in ("ddp", "fsdp2", "tp_fsdp")
     for mode in ("eager", "compiled")
     for where in _EVERYWHERE
@@ -118,6 +118,7 @@ def test_training_is_as_one_process(chip: Environment, name: str, mode: str, dev
         ranks.close()
 
 
+@pytest.mark.full
 def test_torchrun(chip: Environment) -> None:
     out = torchrun("--nproc-per-node=2", examples.EXAMPLES / "ddp.py", "--check", "--steps=3", **chip())
     assert "as in one process" in "".join(out)
