@@ -17,6 +17,7 @@ using What = TileStep::What;
 // for 10 M elements in tiles of 576, 12.9 in tiles of 192. Shorter ones cost more calls than that gains. Rows that lie apart cost per tile.
 constexpr int64_t kTileBytes = 12 * 1024, kTileBytesOfRows = 32 * 1024;  // what the tiles of a group may take together
 constexpr int64_t kLargestTile = 2048, kSmallestTile = 192, kSmallestTileOfRows = 512;
+constexpr int64_t kLongestRow = 64 * 1024;  // of a group: the tiles of a few steps still share L2
 
 int64_t bits_of(double value) {
   int64_t bits;
@@ -67,6 +68,7 @@ struct GroupBuilder::State {
   int scratch(int size);
   int step(What what, Kind kind, Type type, int out, int in);
   int memory(const TilePlace& place, const TileLayout& layout, Type type);
+  bool joins_rows(const TilePlan& plan) const;
   bool conflicts(const TilePlace& place, const TileLayout& layout, Type type, bool writes) const;
   int load(const TilePlace& place, const TileLayout& layout, Type type);
   int converted(int tile, Type from, Type to, bool rounded);
@@ -184,11 +186,17 @@ bool is_real(Type type) { return tiles::kind_of(type) == Kind::f32 || type == Ty
 
 }  // namespace
 
+/// All rows of a group are of one length, so that its tiles are whole rows for all of them.
+bool GroupBuilder::State::joins_rows(const TilePlan& plan) const {
+  if (std::max(group.row, plan.row) > kLongestRow) return false;
+  return plan.row == 0 || group.row == 0 || plan.row == group.row;
+}
+
 bool GroupBuilder::State::add(const TileCall& call) {
   auto plan = plan_tiles(call);
   if (!plan) return false;
   const int64_t numel = numel_of(call.result);
-  if (elements >= 0 && elements != numel) return false;
+  if (elements >= 0 && (elements != numel || !joins_rows(*plan))) return false;
 
   // Everything that may refuse comes before the first change.
   for (const auto& operand : plan->operands) {
@@ -200,6 +208,7 @@ bool GroupBuilder::State::add(const TileCall& call) {
   }
   if (conflicts(call.result_place, plan->result, plan->stored, true)) return false;
   elements = numel;
+  group.row = std::max(group.row, plan->row);
   ++group.calls;
   if (numel == 0) return true;
 
@@ -208,6 +217,7 @@ bool GroupBuilder::State::add(const TileCall& call) {
   made.what = What::op;
   made.op = plan->op;
   made.kind = kind;
+  made.type = plan->compute;
   int in = 0;
   const uint8_t traits = call.signature->row->traits;
   auto constant = [&](TileNumber number, bool rounded, bool checked) {
@@ -444,6 +454,7 @@ TileGroup GroupBuilder::State::finish(std::vector<int>* internal) {
   const int64_t most = (rows ? kTileBytesOfRows : kTileBytes) / std::max<int64_t>(bytes, 1) / 64 * 64;
   // A single step gains nothing from L1.
   group.tile = group.steps.size() <= 1 ? 16 * kLargestTile : std::clamp(most, rows ? kSmallestTileOfRows : kSmallestTile, kLargestTile);
+  if (group.row > 0) group.tile = std::max<int64_t>(1, group.tile / group.row) * group.row;
   return std::move(group);
 }
 

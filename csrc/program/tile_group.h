@@ -57,7 +57,7 @@ struct TileConstant {
 /// One step of the loop. Tiles are numbered: first one for each memory (the place in memory itself, where it is contiguous), then scratch.
 struct TileStep {
   enum class What : uint8_t {
-    op,       ///< out = op(in...), of `kind`
+    op,       ///< out = op(in...), of `kind`; `type`: what it computes in
     widen,    ///< in[0] holds `type`, out a tile of `kind`
     narrow,   ///< in[0] a tile of `kind`, out holds `type`
     round,    ///< in[0] and out of type's kind: to what `type` can hold
@@ -75,7 +75,8 @@ struct TileStep {
 
 struct TileGroup {
   int64_t elements = 0;
-  int64_t tile = 1024;  ///< elements of a tile; a multiple of 64
+  int64_t tile = 1024;  ///< elements of a tile; with rows, whole ones
+  int64_t row = 0;      ///< elements of a row, see Note [Rows] in tile_op.h; 0: the group has none
   std::vector<TileMemory> memories;
   std::vector<TileNumber> numbers;
   std::vector<TileConstant> constants;

@@ -138,7 +138,12 @@ union Number {
   _(mish_backward, r)                                \
   _(softplus_backward, r)                            \
   _(elu_backward, r)        /* from the input */     \
-  _(elu_backward_result, r) /* from the result */
+  _(elu_backward_result, r) /* from the result */    \
+  /* of whole rows, see Note [Rows] */               \
+  _(softmax, r)                                      \
+  _(log_softmax, r)                                  \
+  _(softmax_backward, r) /* gradient, result */      \
+  _(log_softmax_backward, r)
 
 enum class Op : uint8_t {
 #define NEURON_TILE_OP(name, kinds) name,
@@ -175,6 +180,11 @@ constexpr bool has_function(Op op, Kind kind) {
       return true;
   }
 }
+
+// Note [Rows]
+// Some operations look at whole rows: the last dimension of a row-major result. A tile of theirs is some whole rows, and each row is computed
+// by itself in one fixed order, so a value depends on its row alone.
+constexpr bool is_row(Op op) { return op >= Op::softmax && op <= Op::log_softmax_backward; }
 
 /// Whether numbers of one kind become the other: all but reals to integers, whose result would depend on the processor where it overflows.
 constexpr bool converts(Kind from, Kind to) { return !((from == Kind::f32 || from == Kind::f64) && to == Kind::i64); }

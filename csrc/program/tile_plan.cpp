@@ -188,6 +188,28 @@ std::optional<at::ScalarType> number_type(const TileArgument& argument) {
 
 bool integral(Type type) { return tiles::kind_of(type) == Kind::i64 || type == Type::b8; }
 
+bool is_row_major(const TensorMeta& meta) {
+  int64_t stride = 1;
+  for (size_t d = meta.sizes.size(); d-- > 0;) {
+    if (meta.sizes[d] != 1 && meta.strides[d] != stride) return false;
+    stride *= meta.sizes[d];
+  }
+  return true;
+}
+
+/// Sets the row of an operation along `dim`. Whether there is one follows from sizes and dtypes alone, never from the strides of an operand:
+/// a compiled graph may have other strides than eager, and its bits are eager's.
+bool set_row(const TileCall& call, TilePlan& plan, int64_t dim) {
+  const auto& result = call.result;
+  const auto dims = static_cast<int64_t>(result.sizes.size());
+  if (dims == 0 || (dim != dims - 1 && dim != -1) || result.sizes.back() < 2 || !is_row_major(result)) return false;
+  if (plan.stored != plan.compute) return false;
+  plan.row = result.sizes.back();
+  return std::all_of(plan.operands.begin(), plan.operands.end(), [&](const TilePlan::Operand& operand) {
+    return operand.argument.is == TileArgument::Is::tensor && operand.argument.slot->meta.sizes == result.sizes && operand.type == plan.compute;
+  });
+}
+
 /// Picks the operation where arguments decide it. Takes operands away that it does not need.
 bool choose(const TileCall& call, TilePlan& plan) {
   const auto& arguments = call.call->op.schema().arguments();
@@ -216,6 +238,12 @@ bool choose(const TileCall& call, TilePlan& plan) {
       plan.operands.erase(plan.operands.begin() + (low ? 2 : 1));
       return true;
     }
+    case Op::softmax:
+    case Op::log_softmax:
+      return !constant("half_to_float").toBool() && set_row(call, plan, constant("dim").toInt());
+    case Op::softmax_backward:
+    case Op::log_softmax_backward:
+      return set_row(call, plan, constant("dim").toInt());
     case Op::pow: {
       if (plan.compute == Type::f16) return true;  // ATen takes no exponent apart for half
       const auto exponent = plan.operands[1].argument;
@@ -263,7 +291,7 @@ std::optional<TilePlan> plan_tiles(const TileCall& call) {
   const auto& result = call.result;
   if (!plain(result) || overlaps_itself(result) || result.sizes.size() > kMostDims) return std::nullopt;
   const auto order = memory_order(result);
-  TilePlan plan{row.op, Type::f32, Type::f32, *tile_type(result.dtype), *layout_over(result, result, order), {}, {}};
+  TilePlan plan{row.op, Type::f32, Type::f32, *tile_type(result.dtype), 0, *layout_over(result, result, order), {}, {}};
 
   Promotion promotion;
   for (size_t i = 0; i < signature.operands.size(); ++i) {

@@ -66,6 +66,7 @@ struct TilePlan {
   tiles::Type compute;  // operands are cast to it
   tiles::Type made;     // type of the operation's result
   tiles::Type stored;   // type of the result in memory
+  int64_t row = 0;      // elements of a row, of an operation on rows
   TileLayout result;
   std::vector<Operand> operands;
   std::vector<TileArgument> numbers;

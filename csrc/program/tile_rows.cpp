@@ -119,6 +119,11 @@ constexpr TileRow kRows[] = {
     {"hardswish_backward", "grad_output self", "", kCommon, Op::hardswish_backward},
     {"sigmoid_backward", "grad_output output", "", kReal, Op::sigmoid_backward},
     {"tanh_backward", "grad_output output", "", kReal, Op::tanh_backward},
+    // ---- whole rows ----
+    {"_softmax", "self", "", kCommon, Op::softmax},
+    {"_log_softmax", "self", "", kCommon, Op::log_softmax},
+    {"_softmax_backward_data", "grad_output output", "", kCommon, Op::softmax_backward},
+    {"_log_softmax_backward_data", "grad_output output", "", kCommon, Op::log_softmax_backward},
 };
 // clang-format on
 
@@ -126,8 +131,9 @@ constexpr TileRow kRows[] = {
 constexpr std::array<std::string_view, 8> kOfMetadata{"memory_format", "dtype",        "layout", "device",
                                                       "pin_memory",    "non_blocking", "size",   "names"};
 
-// Arguments that choose the operation; see expand() in fusion.cpp.
+// Arguments that choose the operation, and those that say where the rows are; see choose() in tile_plan.cpp.
 constexpr std::array<std::string_view, 3> kOfChoice{"approximate", "is_result", "self_is_result"};
+constexpr std::array<std::string_view, 3> kOfRows{"dim", "half_to_float", "input_dtype"};
 
 std::vector<std::string> words_of(std::string_view text) {
   std::vector<std::string> words;
@@ -216,6 +222,7 @@ std::unique_ptr<TileSignature> make_signature(const c10::OperatorHandle& op) {
       known[i] = true;
     }
     if (known[i] || contains(kOfChoice, arguments[i].name())) continue;
+    if (tiles::is_row(row->op) && contains(kOfRows, arguments[i].name())) continue;
     // `self` of full_like and of fill_: its shape counts, its values do not.
     if (fills && (arguments[i].name() == "self" || contains(kOfMetadata, arguments[i].name()))) continue;
     return nullptr;

@@ -38,17 +38,34 @@ BINARY: tuple[Callable[..., Any], ...] = (
     lambda x, y: x.index_add(0, torch.zeros(1, dtype=torch.int64, device=x.device), y[:1]),
     lambda x, y: torch.stack([x, y]).sum(0), lambda x, y: torch.hypot(x, y),
 )  # fmt: skip
+# Row functions and what stands around them in models. Only some seeds draw from these as well, so that the others stay what they were.
+OF_ROWS: tuple[Callable[..., Any], ...] = (
+    lambda x: (x * 0.5).softmax(-1) * 2, lambda x: x.to(torch.bfloat16).softmax(-1).float(), lambda x: F.dropout((x + 1).softmax(-1), 0.2),
+    lambda x: x.to(torch.bfloat16).float().log_softmax(-1), lambda x: (x - 1).to(torch.bfloat16).log_softmax(-1).float() * 0.5,
+    lambda x: F.cross_entropy(x * 2, torch.arange(x.shape[0], device=x.device) % x.shape[1]) + x, lambda x: x.double().softmax(-1).float(),
+    lambda x: F.layer_norm(x + 1, x.shape[-1:]) * 0.5, lambda x: F.rms_norm(x * 2, x.shape[-1:]) + x, lambda x: x.t().softmax(-1).t(),
+    lambda x: F.group_norm(x[None, :, :], 1)[0] * 0.5, lambda x: F.layer_norm(x.to(torch.bfloat16), x.shape[-1:]).float(),
+    lambda x: F.nll_loss(x.log_softmax(-1), torch.zeros(x.shape[0], dtype=torch.int64, device=x.device), reduction="sum") * 0.1 + x,
+)  # fmt: skip
+OF_ROWS_BINARY: tuple[Callable[..., Any], ...] = (
+    lambda x, y: (x * 0.3 + y).softmax(-1), lambda x, y: x.masked_fill(y > 0.5, -1e9).softmax(-1) * y, lambda x, y: x.softmax(-1) * y + x,
+    lambda x, y: F.layer_norm(x + y, x.shape[-1:], y[0], y[0]) * 0.5 + x, lambda x, y: F.layer_norm(x, x.shape[-1:], y[0]) * y,
+    lambda x, y: F.rms_norm(x + y, x.shape[-1:], y[0]) * 0.5, lambda x, y: (x * y[:1]).log_softmax(-1) + y,
+    lambda x, y: F.layer_norm((x + y).to(torch.bfloat16), x.shape[-1:], y[0].to(torch.bfloat16), y[0].to(torch.bfloat16)).float(),
+)  # fmt: skip
 
 
 def program(seed: int) -> Callable[..., list[torch.Tensor]]:
     """A function of three tensors [rows, columns]; it may write into the third, and gives what its last calls gave."""
     draw = random.Random(seed)
     steps: list[tuple[Callable[..., Any], Sequence[int]]] = []
+    rows = seed % 5 in (0, 2)
+    unary, binary = (UNARY + 2 * OF_ROWS, BINARY + 2 * OF_ROWS_BINARY) if rows else (UNARY, BINARY)
     for size in range(3, 3 + draw.randint(4, 24)):
         arity = draw.choice((1, 1, 2))
         # Mostly what was made lately, so that chains form.
         places = [max(0, size - 1 - int(draw.expovariate(0.5))) for _ in range(arity)]
-        steps.append((draw.choice(UNARY if arity == 1 else BINARY), places))
+        steps.append((draw.choice(unary if arity == 1 else binary), places))
     writes, kept = draw.random() < 0.5, draw.randint(1, 3)
 
     def run(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> list[torch.Tensor]:

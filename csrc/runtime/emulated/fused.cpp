@@ -156,7 +156,8 @@ TileLoop::TileLoop(TileGroup group) : group_(std::move(group)), library_(tiles::
     scratch_bytes_ += (group_.tile * size + kAlignment - 1) / kAlignment * kAlignment;
   }
   for (const auto& step : group_.steps) {
-    Step made{step.what, 0, step.out, {step.in[0], step.in[1], step.in[2]}, function_of(library_, step), &numbers_[step.numbers], 0};
+    Step made{step.what, 0, step.out, {step.in[0], step.in[1], step.in[2]}, function_of(library_, step), &numbers_[step.numbers], 0, nullptr};
+    if (step.what == TileStep::What::op) made.round = library_.round[static_cast<int>(step.type)];
     if (step.what == TileStep::What::gather || step.what == TileStep::What::scatter)
       made.size = static_cast<uint8_t>(tiles::size_of(step.type));
     else if (made.function == nullptr)
@@ -277,7 +278,7 @@ void TileLoop::run_tiles(int64_t first, int64_t last) const {
   auto* args = static_cast<TileArgs*>(__builtin_alloca(steps_.size() * sizeof(TileArgs)));
   for (size_t i = 0; i < steps_.size(); ++i) {
     const Step& step = steps_[i];
-    args[i] = {at[step.out], {nullptr, nullptr, nullptr}, count, step.numbers};
+    args[i] = {at[step.out], {nullptr, nullptr, nullptr}, count, step.numbers, group_.row, step.round};
     for (int k = 0; k < 3; ++k) args[i].in[k] = step.in[k] < 0 ? nullptr : at[step.in[k]];
   }
   for (int64_t begin = first; begin < last; begin += count) {
@@ -312,7 +313,13 @@ namespace {
 
 constexpr int64_t kSerialWork = 32768;  // steps times elements for one thread; eager has the same bound for one step
 
-int64_t work_of(const TileGroup& group) { return group.elements * std::max<int64_t>(1, static_cast<int64_t>(group.steps.size()) / 4); }
+constexpr int64_t kRowWork = 16;  // steps' worth of a row function
+
+int64_t work_of(const TileGroup& group) {
+  int64_t steps = 0;
+  for (const auto& step : group.steps) steps += step.what == TileStep::What::op && tiles::is_row(step.op) ? kRowWork : 1;
+  return group.elements * std::max<int64_t>(1, steps / 4);
+}
 
 bool are_small(const std::vector<TileGroup>& groups) {
   int64_t work = 0;
@@ -368,8 +375,9 @@ void TileLoops::divide(int threads) {
   const int64_t piece = (wanted + kWholeTiles - 1) / kWholeTiles * kWholeTiles;
   pieces_.clear();
   for (int i = 0; i < static_cast<int>(loops_.size()); ++i) {
-    for (int64_t first = 0; first < loops_[i].elements(); first += piece)
-      pieces_.push_back({i, first, std::min(first + piece, loops_[i].elements())});
+    const int64_t row = std::max<int64_t>(1, loops_[i].row()), whole = (piece + row - 1) / row * row;
+    for (int64_t first = 0; first < loops_[i].elements(); first += whole)
+      pieces_.push_back({i, first, std::min(first + whole, loops_[i].elements())});
   }
   pieces_for_ = threads;
 }

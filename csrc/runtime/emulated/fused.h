@@ -20,10 +20,11 @@ class TileLoop {
 
   /// `words`: what the group's WordRefs index. Throws when a number does not fit the type that it is wanted in.
   void bind(const uint64_t* words);
-  /// Elements [first, last) of the launch that was bound. Any thread; each element once.
+  /// Elements [first, last) of the launch that was bound, whole rows where the group has rows. Any thread; each element once.
   void run_tiles(int64_t first, int64_t last) const;
 
   int64_t elements() const { return group_.elements; }
+  int64_t row() const { return group_.row; }
   int64_t scratch_bytes() const { return scratch_bytes_; }
 
  private:
@@ -35,6 +36,7 @@ class TileLoop {
     tiles::TileFunction function;
     const tiles::Number* numbers;
     int fetches_end;  ///< it asks for the lines of fetches_ up to this one, from where the step before it stopped
+    tiles::TileFunction round;
   };
   /// Cache lines of a later tile; see Note [Later tiles] in fused.cpp.
   struct Fetch {

@@ -20,6 +20,7 @@ struct Choice {
     #name, [] { return bool(condition); }, [](Library& library) { \
       name::install_functions(library);                           \
       name::install_transcendental(library);                      \
+      name::install_rows(library);                                \
       name::install_conversions(library);                         \
     }                                                             \
   }

@@ -1,7 +1,7 @@
 // The tile functions of one instruction set, and the choice of one. See Note [Tiles] in csrc/program/tile_op.h.
 //
 // Note [Instruction sets]
-// functions.cpp, transcendental.cpp and convert.cpp are compiled once for each: "portable" (what the compiler assumes of every processor),
+// functions.cpp, transcendental.cpp, rows.cpp and convert.cpp are compiled once for each: "portable" (what the compiler assumes of every processor),
 // "avx2" and "avx512". Results of exact operations are the same in all; the others agree within the accuracy of Sleef. No fused
 // multiply-add is made by the compiler, so a value depends on its operands alone: not on its place in a tile, nor on what runs before or
 // after. The choice is the best one the processor has, or TORCH_NEURONX_VECTORS=portable|avx2|avx512.
@@ -14,14 +14,18 @@
 
 namespace neuron::tiles {
 
+struct TileArgs;
+using TileFunction = void (*)(const TileArgs&);
+
 struct TileArgs {
   void* out;
   const void* in[3];  ///< may be `out`
   int64_t count;      ///< elements
   const Number* numbers;
+  // Of operations on rows:
+  int64_t row = 0;               ///< elements of a row; `count` is some whole ones
+  TileFunction round = nullptr;  ///< to the type in memory, for what is rounded on the way; null: nothing to do
 };
-
-using TileFunction = void (*)(const TileArgs&);
 
 struct Library {
   const char* name = "";

@@ -24,16 +24,19 @@ namespace neuron::tiles {
 namespace portable {
 void install_functions(Library& library);
 void install_transcendental(Library& library);
+void install_rows(Library& library);
 void install_conversions(Library& library);
 }  // namespace portable
 namespace avx2 {
 void install_functions(Library& library);
 void install_transcendental(Library& library);
+void install_rows(Library& library);
 void install_conversions(Library& library);
 }  // namespace avx2
 namespace avx512 {
 void install_functions(Library& library);
 void install_transcendental(Library& library);
+void install_rows(Library& library);
 void install_conversions(Library& library);
 }  // namespace avx512
 
