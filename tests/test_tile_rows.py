@@ -8,16 +8,26 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.test_tiles import DEVICE, REAL, bits, make, on_device
+from tests.test_tiles import DEVICE, REAL, bits, close, make, on_device
 from torch_neuronx import _C
 
 aten = torch.ops.aten
 Op = Callable[..., torch.Tensor]
 
+
+def ramp(like: torch.Tensor) -> torch.Tensor:
+    """A row of weights that depends on nothing but its length."""
+    return torch.arange(like.shape[-1], device=like.device).remainder(31).to(like.dtype) / 16
+
+
 # What is applied, to how many tensors of one shape.
 ROWS: list[tuple[str, Op, int]] = [
     ("softmax", lambda a: F.softmax(a, -1), 1),
     ("log_softmax", lambda a: F.log_softmax(a, -1), 1),
+    ("layer_norm", lambda a: F.layer_norm(a, a.shape[-1:]), 1),
+    ("layer_norm weight", lambda a: F.layer_norm(a, a.shape[-1:], ramp(a)), 1),
+    ("layer_norm bias", lambda a: F.layer_norm(a, a.shape[-1:], None, ramp(a)), 1),
+    ("layer_norm weight and bias", lambda a: F.layer_norm(a, a.shape[-1:], ramp(a), 1 - ramp(a)), 1),
     ("softmax backward", lambda g, a: aten._softmax_backward_data(g, F.softmax(a, -1), -1, g.dtype), 2),
     ("log_softmax backward", lambda g, a: aten._log_softmax_backward_data(g, F.log_softmax(a, -1), -1, g.dtype), 2),
 ]
@@ -42,7 +52,7 @@ def test_agrees_with_cpu(name: str, op: Op, count: int, dtype: torch.dtype) -> N
         where = f"{name} {dtype} {layout}"
         assert second.dtype == expected.dtype and second.stride() == expected.stride(), where
         assert torch.equal(bits(first), bits(second)), f"{where}: the first call and the second differ"
-        torch.testing.assert_close(second.cpu(), expected, msg=lambda m, where=where: f"{where}: {m}")
+        close(second.cpu(), expected, where)
 
 
 @pytest.mark.parametrize(("name", "op", "count"), ROWS, ids=IDS)
@@ -67,10 +77,34 @@ def test_a_row_depends_on_itself_alone(name: str, op: Op, count: int, dtype: tor
             torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("dtype", REAL, ids=str)
+@pytest.mark.parametrize("size", [3, 16, 33, 256, 1000, 20_000])
+def test_layer_norm_and_its_moments(dtype: torch.dtype, size: int) -> None:
+    torch.manual_seed(2)
+    x, weight, bias = make(dtype, 2, 3, size), make(dtype, size), make(dtype, size)
+    for w, b in ((weight, bias), (weight, None), (None, bias), (None, None)):
+        arguments = [None if t is None else t.to(DEVICE) for t in (w, b)]
+        expected = aten.native_layer_norm(x, (size,), w, b, 1e-5)
+        for _ in range(2):
+            for got, wanted in zip(aten.native_layer_norm(x.to(DEVICE), (size,), *arguments, 1e-5), expected, strict=True):
+                assert got.dtype == wanted.dtype and got.shape == wanted.shape and got.stride() == wanted.stride()
+                torch.testing.assert_close(got.cpu(), wanted)
+
+
+def test_layer_norm_over_several_dimensions_and_far_from_zero() -> None:
+    torch.manual_seed(3)
+    x = torch.randn(4, 5, 6, 7) + 1000
+    for dims in (1, 2, 3):
+        shape = x.shape[4 - dims :]
+        weight = torch.randn(shape)
+        got = F.layer_norm(x.to(DEVICE), shape, weight.to(DEVICE), eps=0.1)
+        torch.testing.assert_close(got.cpu(), F.layer_norm(x, shape, weight, eps=0.1))
+
+
 def test_special_values() -> None:
     inf, nan = float("inf"), float("nan")
     x = torch.tensor([[0.0, -inf, 1.0], [-inf, -inf, -inf], [inf, 0.0, 1.0], [nan, 0.0, 1.0], [-0.0, 1e-42, -1e-42], [3e38, -3e38, 0.0]])
-    for op in (lambda a: F.softmax(a, -1), lambda a: F.log_softmax(a, -1)):
+    for op in (lambda a: F.softmax(a, -1), lambda a: F.log_softmax(a, -1), lambda a: F.layer_norm(a, (3,))):
         for dtype in REAL:
             torch.testing.assert_close(op(x.to(dtype).to(DEVICE)).cpu(), op(x.to(dtype)), equal_nan=True)
 
@@ -85,6 +119,10 @@ def test_what_the_rows_serve() -> None:
         (lambda a: F.softmax(a[..., :1], -1), 0),  # rows of one element
         (lambda a: F.softmax(a[:0], -1), 1),
         (lambda a: F.softmax(a[0, 0, 0], 0), 0),
+        (lambda a: F.layer_norm(a, (4,)), 1),
+        (lambda a: F.layer_norm(a, (5, 4)), 1),
+        (lambda a: F.layer_norm(a[..., :1], (1,)), 0),
+        (lambda a: F.layer_norm(a[:0], (4,)), 0),
     ]
     for op, launches in cases:
         a = x.to(DEVICE)
@@ -121,6 +159,8 @@ for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         for op in (torch.softmax, torch.log_softmax):
             torch.testing.assert_close(op(x.neuron(), -1).cpu(), op(x, -1))
             assert torch.equal(op(x.neuron()[3:5], -1), op(x.neuron(), -1)[3:5])
+        norm = torch.nn.functional.layer_norm
+        torch.testing.assert_close(norm(x.neuron(), (size,), g[0].neuron(), g[1].neuron()).cpu(), norm(x, (size,), g[0], g[1]))
 """
 
 

@@ -28,6 +28,15 @@ TileCall eager_call(const OpCall& call, const TileSignature& signature) {
   return made;
 }
 
+/// Where a fresh result lies; false: it is no fresh tensor.
+bool locate(const Program& program, const ResultMeta& result, TensorMeta& meta, TilePlace& place) {
+  if (result.kind != ResultMeta::Kind::fresh) return false;
+  meta = result.meta;
+  const int64_t offset = meta.offset * static_cast<int64_t>(c10::elementSize(meta.dtype));
+  place = {static_cast<int>(program.calls[0].tensors.size()) + result.source, offset, {program.input_words + result.source, offset}};
+  return true;
+}
+
 bool set_result(const Program& program, TileCall& tile_call) {
   const auto& call = program.calls[0];
   const auto& signature = *tile_call.signature;
@@ -39,12 +48,12 @@ bool set_result(const Program& program, TileCall& tile_call) {
     return true;
   }
   const size_t element = signature.foreach ? tile_call.element : 0;
-  if (program.returns.size() != 1 || program.returns[0].results.size() <= element) return false;
-  const auto& result = program.returns[0].results[element];
-  if (result.kind != ResultMeta::Kind::fresh) return false;
-  tile_call.result = result.meta;
-  const int64_t offset = result.meta.offset * static_cast<int64_t>(c10::elementSize(result.meta.dtype));
-  tile_call.result_place = {static_cast<int>(call.tensors.size()) + result.source, offset, {program.input_words + result.source, offset}};
+  if (program.returns.empty() || program.returns[0].results.size() <= element) return false;
+  if (!locate(program, program.returns[0].results[element], tile_call.result, tile_call.result_place)) return false;
+  for (size_t i = 1; i < program.returns.size(); ++i) {
+    auto& more = tile_call.more.emplace_back();
+    if (program.returns[i].results.size() != 1 || !locate(program, program.returns[i].results[0], more.meta, more.place)) return false;
+  }
   return true;
 }
 

@@ -9,6 +9,7 @@ namespace {
 
 using tiles::Kind;
 using tiles::Op;
+using tiles::Span;
 using tiles::Type;
 using What = TileStep::What;
 
@@ -36,15 +37,17 @@ struct GroupBuilder::State {
     TileLayout layout;
     Type type;
     int tile;
+    Span span = Span::elements;
   };
   struct Memory {
     TilePlace place;
     TileLayout layout;
     Type type;
     bool written = false;
+    Span span = Span::elements;
 
-    bool is(const TilePlace& p, const TileLayout& l, Type t) const {
-      return place.storage == p.storage && place.byte_offset == p.byte_offset && type == t && layout == l;
+    bool is(const TilePlace& p, const TileLayout& l, Type t, Span s) const {
+      return place.storage == p.storage && place.byte_offset == p.byte_offset && type == t && layout == l && span == s;
     }
     bool overlaps(const TilePlace& p, const TileLayout& l, Type t) const {
       return place.storage == p.storage && p.byte_offset < place.byte_offset + extent(layout, tiles::size_of(type)) &&
@@ -58,21 +61,25 @@ struct GroupBuilder::State {
   TileGroup group;
   std::vector<Memory> memories;  // as group.memories
   std::vector<Value> values;
-  std::vector<uint8_t> scratch_sizes;
+  std::vector<TileScratch> scratches;
   int64_t elements = -1;
 
   bool add(const TileCall& call);
   TileGroup finish(std::vector<int>* internal);
 
  private:
-  int scratch(int size);
-  int step(What what, Kind kind, Type type, int out, int in);
-  int memory(const TilePlace& place, const TileLayout& layout, Type type);
+  int scratch(int size, Span span = Span::elements);
+  int step(What what, Kind kind, Type type, int out, int in, Span span = Span::elements);
+  int memory(const TilePlace& place, const TileLayout& layout, Type type, Span span = Span::elements);
   bool joins_rows(const TilePlan& plan) const;
-  bool conflicts(const TilePlace& place, const TileLayout& layout, Type type, bool writes) const;
-  int load(const TilePlace& place, const TileLayout& layout, Type type);
+  bool refuses(const TileCall& call, const TilePlan& plan) const;
+  bool conflicts(const Memory& access) const;
+  int constant(const TileNumber& number, const TilePlan& plan, bool rounded, bool checked);
+  int load(const TilePlace& place, const TileLayout& layout, Type type, Span span = Span::elements);
   int converted(int tile, Type from, Type to, bool rounded);
-  void store(const TilePlace& place, const TileLayout& layout, Type type, int tile, Kind kind);
+  void store(const Memory& to, int tile, Kind kind);
+  void normalize(const TileCall& call, const TilePlan& plan, TileStep made);
+  void put_result(TileStep made, Type made_type, const Memory& result);
   void keep_inside(std::vector<int>& internal);
   void read_constants();
   void drop_unused();
@@ -80,52 +87,54 @@ struct GroupBuilder::State {
   void place_scratch();
 };
 
-int GroupBuilder::State::scratch(int size) {
-  scratch_sizes.push_back(static_cast<uint8_t>(size));
-  return kScratch + static_cast<int>(scratch_sizes.size()) - 1;
+int GroupBuilder::State::scratch(int size, Span span) {
+  scratches.push_back({static_cast<uint8_t>(size), span});
+  return kScratch + static_cast<int>(scratches.size()) - 1;
 }
 
-int GroupBuilder::State::step(What what, Kind kind, Type type, int out, int in) {
+int GroupBuilder::State::step(What what, Kind kind, Type type, int out, int in, Span span) {
   TileStep made;
   made.what = what;
   made.kind = kind;
   made.type = type;
   made.out = out;
   made.in[0] = in;
+  made.span = span;
   group.steps.push_back(made);
   return out;
 }
 
-int GroupBuilder::State::memory(const TilePlace& place, const TileLayout& layout, Type type) {
+int GroupBuilder::State::memory(const TilePlace& place, const TileLayout& layout, Type type, Span span) {
   for (size_t i = 0; i < memories.size(); ++i) {
-    if (memories[i].is(place, layout, type)) return static_cast<int>(i);
+    if (memories[i].is(place, layout, type, span)) return static_cast<int>(i);
   }
-  memories.push_back({place, layout, type});
-  group.memories.push_back({place.address, type, layout.sizes, layout.strides});
+  memories.push_back({place, layout, type, false, span});
+  group.memories.push_back({place.address, type, span, layout.sizes, layout.strides});
   return static_cast<int>(memories.size()) - 1;
 }
 
 /// Whether a loop over tiles would mix up this access with another one of the group: same memory, not the same elements at the same time.
-bool GroupBuilder::State::conflicts(const TilePlace& place, const TileLayout& layout, Type type, bool writes) const {
+bool GroupBuilder::State::conflicts(const Memory& access) const {
   return std::any_of(memories.begin(), memories.end(), [&](const Memory& m) {
-    return (writes || m.written) && !m.is(place, layout, type) && m.overlaps(place, layout, type);
+    return (access.written || m.written) && !m.is(access.place, access.layout, access.type, access.span) &&
+           m.overlaps(access.place, access.layout, access.type);
   });
 }
 
 /// The tile (of the type's own kind) of what lies at `place` now.
-int GroupBuilder::State::load(const TilePlace& place, const TileLayout& layout, Type type) {
+int GroupBuilder::State::load(const TilePlace& place, const TileLayout& layout, Type type, Span span) {
   for (const auto& value : values) {
     if (value.place.storage == place.storage && value.place.byte_offset == place.byte_offset && value.type == type &&
-        value.layout == layout)
+        value.layout == layout && value.span == span)
       return value.tile;
   }
-  int tile = memory(place, layout, type);
+  int tile = memory(place, layout, type, span);
   if (!layout.contiguous(tiles::size_of(type))) tile = step(What::gather, tiles::kind_of(type), type, scratch(tiles::size_of(type)), tile);
   if (!tiles::is_native(type)) {
     const Kind kind = tiles::kind_of(type);
-    tile = step(What::widen, kind, type, scratch(tiles::size_of(kind)), tile);
+    tile = step(What::widen, kind, type, scratch(tiles::size_of(kind), span), tile, span);
   }
-  values.push_back({place, layout, type, tile});
+  values.push_back({place, layout, type, tile, span});
   return tile;
 }
 
@@ -141,14 +150,14 @@ int GroupBuilder::State::converted(int tile, Type from, Type to, bool rounded) {
 }
 
 /// Writes a tile of `kind` to memory.
-void GroupBuilder::State::store(const TilePlace& place, const TileLayout& layout, Type type, int tile, Kind kind) {
-  const int to = memory(place, layout, type);
-  if (layout.contiguous(tiles::size_of(type))) {
-    step(What::narrow, kind, type, to, tile);
+void GroupBuilder::State::store(const Memory& to, int tile, Kind kind) {
+  const int at = memory(to.place, to.layout, to.type, to.span);
+  if (to.layout.contiguous(tiles::size_of(to.type))) {
+    step(What::narrow, kind, to.type, at, tile, to.span);
     return;
   }
-  const int packed = step(What::narrow, kind, type, scratch(tiles::size_of(type)), tile);
-  step(What::scatter, kind, type, to, packed);
+  const int packed = step(What::narrow, kind, to.type, scratch(tiles::size_of(to.type)), tile);
+  step(What::scatter, kind, to.type, at, packed);
 }
 
 namespace {
@@ -182,6 +191,13 @@ TileNumber number_of(const TileCall& call, const TileArgument& argument, bool in
 
 int64_t numel_of(const TensorMeta& meta) { return std::accumulate(meta.sizes.begin(), meta.sizes.end(), int64_t{1}, std::multiplies<>()); }
 
+/// Of a result that has one value for each row.
+TileLayout row_values(const TilePlan& plan) {
+  int64_t elements = 1;
+  for (int64_t size : plan.result.sizes) elements *= size;
+  return {{elements / plan.row}, {tiles::size_of(plan.stored)}};
+}
+
 bool is_real(Type type) { return tiles::kind_of(type) == Kind::f32 || type == Type::f64; }
 
 }  // namespace
@@ -192,21 +208,43 @@ bool GroupBuilder::State::joins_rows(const TilePlan& plan) const {
   return plan.row == 0 || group.row == 0 || plan.row == group.row;
 }
 
+/// Whether the call's accesses to memory and the group's would get mixed up.
+bool GroupBuilder::State::refuses(const TileCall& call, const TilePlan& plan) const {
+  std::vector<Memory> results{{call.result_place, plan.result, plan.stored, true}};
+  for (const auto& more : call.more) results.push_back({more.place, row_values(plan), plan.stored, true, Span::rows});
+  for (const auto& operand : plan.operands) {
+    if (operand.argument.is != TileArgument::Is::tensor) continue;
+    const auto& place = call.tensors[operand.argument.index];
+    if (conflicts({place, operand.layout, operand.type, false, operand.span})) return true;
+    for (const auto& result : results) {
+      if (!result.is(place, operand.layout, operand.type, operand.span) && result.overlaps(place, operand.layout, operand.type))
+        return true;
+    }
+  }
+  return std::any_of(results.begin(), results.end(), [&](const Memory& result) { return conflicts(result); });
+}
+
+/// The tile of a number.
+int GroupBuilder::State::constant(const TileNumber& number, const TilePlan& plan, bool rounded, bool checked) {
+  const Kind kind = tiles::kind_of(plan.compute);
+  for (const auto& known : group.constants) {
+    if (group.numbers[known.number] == number && known.type == plan.compute && known.kind == kind && known.rounded == rounded &&
+        known.checked == checked)
+      return known.tile;
+  }
+  group.numbers.push_back(number);
+  const int tile = scratch(tiles::size_of(kind));
+  group.constants.push_back({static_cast<int>(group.numbers.size()) - 1, plan.compute, rounded, checked, kind, tile});
+  return tile;
+}
+
 bool GroupBuilder::State::add(const TileCall& call) {
   auto plan = plan_tiles(call);
   if (!plan) return false;
   const int64_t numel = numel_of(call.result);
-  if (elements >= 0 && (elements != numel || !joins_rows(*plan))) return false;
-
   // Everything that may refuse comes before the first change.
-  for (const auto& operand : plan->operands) {
-    if (operand.argument.is != TileArgument::Is::tensor) continue;
-    const auto& place = call.tensors[operand.argument.index];
-    if (conflicts(place, operand.layout, operand.type, false)) return false;
-    const Memory result{call.result_place, plan->result, plan->stored, true};
-    if (!result.is(place, operand.layout, operand.type) && result.overlaps(place, operand.layout, operand.type)) return false;
-  }
-  if (conflicts(call.result_place, plan->result, plan->stored, true)) return false;
+  if (elements >= 0 && (elements != numel || !joins_rows(*plan))) return false;
+  if (refuses(call, *plan)) return false;
   elements = numel;
   group.row = std::max(group.row, plan->row);
   ++group.calls;
@@ -220,28 +258,19 @@ bool GroupBuilder::State::add(const TileCall& call) {
   made.type = plan->compute;
   int in = 0;
   const uint8_t traits = call.signature->row->traits;
-  auto constant = [&](TileNumber number, bool rounded, bool checked) {
-    for (const auto& known : group.constants) {
-      if (group.numbers[known.number] == number && known.type == plan->compute && known.kind == kind && known.rounded == rounded &&
-          known.checked == checked)
-        return known.tile;
-    }
-    group.numbers.push_back(number);
-    const int tile = scratch(tiles::size_of(kind));
-    group.constants.push_back({static_cast<int>(group.numbers.size()) - 1, plan->compute, rounded, checked, kind, tile});
-    return tile;
-  };
   for (const auto& operand : plan->operands) {
     const auto& argument = operand.argument;
     if (argument.is == TileArgument::Is::tensor) {
-      int tile = load(call.tensors[argument.index], operand.layout, operand.type);
+      int tile = load(call.tensors[argument.index], operand.layout, operand.type, operand.span);
       // An identity stores what it loads, and storing rounds.
       if (!operand.mask) tile = converted(tile, operand.type, plan->compute, operand.rounded && plan->op != Op::identity);
       made.in[in++] = tile;
+    } else if (argument.is == TileArgument::Is::none) {
+      ++in;
     } else {
       const bool real = argument.slot != nullptr ? is_real(*tile_type(argument.slot->meta.dtype)) : number_dtype(argument) == at::kDouble;
       const bool checked = (traits & TileRow::checked) && argument.is == TileArgument::Is::payload;
-      made.in[in++] = constant(number_of(call, argument, !real), operand.rounded, checked);
+      made.in[in++] = constant(number_of(call, argument, !real), *plan, operand.rounded, checked);
     }
   }
   if (plan->operands.empty()) {
@@ -249,55 +278,86 @@ bool GroupBuilder::State::add(const TileCall& call) {
     number.from = TileNumber::From::integer;
     number.integer = true;
     number.word.offset = static_cast<int64_t>(call.signature->row->constant);
-    made.in[in++] = constant(number, true, false);
+    made.in[in++] = constant(number, *plan, true, false);
   }
   made.numbers = static_cast<int>(group.numbers.size());
   for (const auto& number : plan->numbers) {
     group.numbers.push_back(number_of(call, number, kind == Kind::i64));
     if ((traits & TileRow::narrow_numbers) && is_real(plan->compute)) group.numbers.back().rounded = plan->compute;
   }
+  if (plan->op == Op::normalize)
+    normalize(call, *plan, made);
+  else
+    put_result(made, plan->made, {call.result_place, plan->result, plan->stored});
+  return true;
+}
 
-  const auto& place = call.result_place;
-  const Kind made_kind = tiles::kind_of(plan->made);
-  values.erase(std::remove_if(values.begin(), values.end(),
-                              [&](const Value& v) {
-                                const Memory at{v.place, v.layout, v.type};
-                                return at.overlaps(place, plan->result, plan->stored);
-                              }),
-               values.end());
+/// A norm: the moments of each row stay in a tile, and go to memory where somebody wants them.
+void GroupBuilder::State::normalize(const TileCall& call, const TilePlan& plan, TileStep made) {
+  const int size = tiles::size_of(made.kind), weight = made.in[1], bias = made.in[2];
+  auto add_step = [&](Op op, int out) {
+    made.op = op;
+    made.out = out;
+    group.steps.push_back(made);
+    return out;
+  };
+  made.in[1] = made.in[2] = -1;
+  const int moments = add_step(Op::moments, scratch(size, Span::pairs));
+  TileStep of_row = made;
+  of_row.in[0] = moments;
+  of_row.span = Span::rows;
+  for (size_t i = 0; i < call.more.size(); ++i) {
+    of_row.op = i == 0 ? Op::mean_of : Op::rstd_of;
+    put_result(of_row, plan.made, {call.more[i].place, row_values(plan), plan.stored, false, Span::rows});
+  }
+  made.in[1] = moments;
+  if (weight >= 0) {
+    made.in[0] = add_step(Op::normalize, scratch(size));
+    made.in[1] = weight;
+  }
+  made.in[2] = bias;
+  made.op = weight >= 0 ? Op::affine : Op::normalize;
+  put_result(made, plan.made, {call.result_place, plan.result, plan.stored});
+}
+
+/// Adds the step that makes a result of a call, and what brings it to its memory.
+void GroupBuilder::State::put_result(TileStep made, Type made_type, const Memory& result) {
+  const auto& [place, layout, stored, written, span] = result;
+  const Kind kind = tiles::kind_of(made_type);
+  values.erase(
+      std::remove_if(values.begin(), values.end(),
+                     [&](const Value& v) { return Memory{v.place, v.layout, v.type}.overlaps(result.place, result.layout, result.type); }),
+      values.end());
   int tile;
-  const bool straight = plan->stored == plan->made && tiles::is_native(plan->made) && plan->result.contiguous(tiles::size_of(plan->stored));
-  if (plan->op == Op::identity) {
+  const bool straight = stored == made_type && tiles::is_native(made_type) && layout.contiguous(tiles::size_of(stored));
+  if (made.op == Op::identity) {
     tile = made.in[0];
   } else {
-    made.out = tile = straight ? memory(place, plan->result, plan->stored) : scratch(tiles::size_of(made_kind));
+    made.out = tile = straight ? memory(place, layout, stored, span) : scratch(tiles::size_of(kind), span);
     group.steps.push_back(made);
   }
-  if (plan->op == Op::identity || !straight) {
+  if (made.op == Op::identity || !straight) {
     // Rounded to the type it was made in before it is cast to another.
-    if (plan->stored != plan->made && !tiles::is_native(plan->made))
-      tile = step(What::round, made_kind, plan->made, scratch(tiles::size_of(made_kind)), tile);
-    store(place, plan->result, plan->stored, tile, made_kind);
+    if (stored != made_type && !tiles::is_native(made_type))
+      tile = step(What::round, kind, made_type, scratch(tiles::size_of(kind), span), tile, span);
+    store(result, tile, kind);
   }
-  memories[memory(place, plan->result, plan->stored)].written = true;
+  const int at = memory(place, layout, stored, span);
+  memories[at].written = true;
   // What later calls find: the tile itself, rounded (the step is dropped when nobody asks). A copy reads its own memory again, because its
   // source may be overwritten.
   if (straight) {
-    values.push_back({place, plan->result, plan->stored, memory(place, plan->result, plan->stored)});
-  } else if (plan->stored == plan->made) {
-    const int rounded = scratch(tiles::size_of(made_kind));
-    if (tiles::is_native(plan->made))
-      step(What::widen, made_kind, plan->made, rounded, tile);
-    else
-      step(What::round, made_kind, plan->made, rounded, tile);
-    values.push_back({place, plan->result, plan->stored, rounded});
+    values.push_back({place, layout, stored, at, span});
+  } else if (stored == made_type) {
+    const int rounded = scratch(tiles::size_of(kind), span);
+    step(tiles::is_native(made_type) ? What::widen : What::round, kind, made_type, rounded, tile, span);
+    values.push_back({place, layout, stored, rounded, span});
   }
-  return true;
 }
 
 /// A copy of a number's tile is read where the number is (a tensor of one value that a call fills, a weight of `lerp`, say).
 void GroupBuilder::State::read_constants() {
-  std::vector<bool> constant(scratch_sizes.size(), false);
+  std::vector<bool> constant(scratches.size(), false);
   for (const auto& one : group.constants) constant[one.tile - kScratch] = true;
   auto& steps = group.steps;
   for (size_t i = 0; i < steps.size(); ++i) {
@@ -311,7 +371,7 @@ void GroupBuilder::State::read_constants() {
 
 /// Steps whose scratch tile nobody reads.
 void GroupBuilder::State::drop_unused() {
-  std::vector<bool> used(scratch_sizes.size(), false);
+  std::vector<bool> used(scratches.size(), false);
   std::vector<TileStep> kept;
   for (size_t i = group.steps.size(); i-- > 0;) {
     const auto& step = group.steps[i];
@@ -329,7 +389,7 @@ void GroupBuilder::State::drop_unused() {
 void GroupBuilder::State::write_where_it_goes() {
   auto& steps = group.steps;
   const int count = static_cast<int>(steps.size());
-  std::vector<int> made(scratch_sizes.size(), -1);  // by which step; constants by none
+  std::vector<int> made(scratches.size(), -1);  // by which step; constants by none
   for (int i = 0; i < count; ++i) {
     if (steps[i].out >= kScratch) made[steps[i].out - kScratch] = i;
   }
@@ -360,41 +420,42 @@ void GroupBuilder::State::write_where_it_goes() {
   steps = std::move(kept);
 }
 
-/// Gives scratch tiles their places: one that is not read any more is taken again.
+/// Gives scratch tiles their places: one that is not read any more is taken again. What is made before the loop keeps its place.
 void GroupBuilder::State::place_scratch() {
   const int steps = static_cast<int>(group.steps.size());
-  std::vector<int> last(scratch_sizes.size(), -1), place(scratch_sizes.size(), -1);
+  std::vector<int> last(scratches.size(), -1), place(scratches.size(), -1);
   for (int i = 0; i < steps; ++i) {
     for (int tile : group.steps[i].in) {
       if (tile >= kScratch) last[tile - kScratch] = i;
     }
   }
   const int first = group.first_scratch();
-  auto take = [&](uint8_t size) {
-    group.scratch.push_back(size);
+  auto take = [&](const TileScratch& wanted) {
+    group.scratch.push_back(wanted);
     return first + static_cast<int>(group.scratch.size()) - 1;
   };
   for (auto& constant : group.constants) {
     const int tile = constant.tile - kScratch;
-    constant.tile = place[tile] = take(scratch_sizes[tile]);
+    constant.tile = place[tile] = take(scratches[tile]);
     last[tile] = steps;
   }
-  std::vector<int> free[9];
+  std::vector<int> free[tiles::kSpans][9];
+  auto free_like = [&](int tile) -> std::vector<int>& { return free[static_cast<int>(scratches[tile].span)][scratches[tile].size]; };
   for (int i = 0; i < steps; ++i) {
     auto& step = group.steps[i];
     for (int& tile : step.in) {
       if (tile < kScratch) continue;
       const int scratch = tile - kScratch;
       tile = place[scratch];
-      if (last[scratch] != i) continue;
+      if (last[scratch] != i || scratches[scratch].span == Span::row) continue;
       last[scratch] = steps;  // once
-      free[scratch_sizes[scratch]].push_back(tile);
+      free_like(scratch).push_back(tile);
     }
     if (step.out < kScratch) continue;
     const int scratch = step.out - kScratch;
-    auto& available = free[scratch_sizes[scratch]];
+    auto& available = free_like(scratch);
     if (available.empty()) {
-      place[scratch] = take(scratch_sizes[scratch]);
+      place[scratch] = take(scratches[scratch]);
     } else {
       place[scratch] = available.back();
       available.pop_back();
@@ -421,7 +482,7 @@ void GroupBuilder::State::keep_inside(std::vector<int>& internal) {
   std::vector<int> tiles(memories.size(), -1);
   auto inside = [&](int& tile, bool writes) {
     if (!is_internal(tile)) return;
-    if (writes || tiles[tile] < 0) tiles[tile] = scratch(tiles::size_of(memories[tile].type));
+    if (writes || tiles[tile] < 0) tiles[tile] = scratch(tiles::size_of(memories[tile].type), memories[tile].span);
     tile = tiles[tile];
   };
   for (auto& step : steps) {
@@ -444,10 +505,10 @@ TileGroup GroupBuilder::State::finish(std::vector<int>* internal) {
     }
   }
   int64_t bytes = 0;
-  for (uint8_t size : group.scratch) bytes += size;
+  for (const auto& scratch : group.scratch) bytes += scratch.span == Span::elements ? scratch.size : 0;
   for (size_t i = 0; i < memories.size(); ++i) {
     const auto& memory = group.memories[i];
-    bytes += used[i] && memory.contiguous() ? tiles::size_of(memory.type) : 0;
+    bytes += used[i] && memory.span == Span::elements && memory.contiguous() ? tiles::size_of(memory.type) : 0;
   }
   const bool rows = std::any_of(group.steps.begin(), group.steps.end(),
                                 [](const TileStep& step) { return step.what == What::gather || step.what == What::scatter; });

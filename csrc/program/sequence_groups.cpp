@@ -52,10 +52,14 @@ std::vector<TileCall> tile_calls(const Sequence& sequence, const SequenceCall& f
       made.result_place = made.tensors[slot - call.tensors.data()];
     } else {
       const auto& returns = from.program->returns;
-      if (returns.size() != 1 || static_cast<int>(returns[0].results.size()) <= i) return {};
+      if (returns.empty() || static_cast<int>(returns[0].results.size()) <= i) return {};
       if (returns[0].results[i].kind != ResultMeta::Kind::fresh) return {};
       made.result = returns[0].results[i].meta;
       made.result_place = place(from.results.at(0).at(i));
+      for (size_t k = 1; k < returns.size(); ++k) {
+        if (returns[k].results.size() != 1 || returns[k].results[0].kind != ResultMeta::Kind::fresh) return {};
+        made.more.push_back({returns[k].results[0].meta, place(from.results.at(k).at(0))});
+      }
     }
     // Alone in a group it must be possible, so that a new step can always take it.
     if (!GroupBuilder().add(made)) return {};
@@ -89,6 +93,9 @@ Unit unit_of(int index, const TileCall& call) {
     if (storage >= 0 && std::find(unit.reads.begin(), unit.reads.end(), storage) == unit.reads.end()) unit.reads.push_back(storage);
   }
   if (unit.writes[0] < 0) unit.writes.clear();
+  for (const auto& more : call.more) {
+    if (more.place.storage >= 0) unit.writes.push_back(more.place.storage);
+  }
   return unit;
 }
 

@@ -27,6 +27,7 @@ struct WordRef {
 struct TileMemory {
   WordRef address;
   tiles::Type type = tiles::Type::f32;
+  tiles::Span span = tiles::Span::elements;
   c10::SmallVector<int64_t, 4> sizes, strides;
 
   bool contiguous() const { return sizes.size() == 1 && (strides[0] == tiles::size_of(type) || sizes[0] == 1); }
@@ -71,6 +72,14 @@ struct TileStep {
   int out = -1;
   int in[3] = {-1, -1, -1};
   int numbers = 0;  ///< the first of its numbers
+  /// For which of the tile's values it runs: `row`: once, before the loop, for what all rows share; `pairs`: never, its maker runs for
+  /// elements.
+  tiles::Span span = tiles::Span::elements;
+};
+
+struct TileScratch {
+  uint8_t size;  ///< bytes of a value
+  tiles::Span span;
 };
 
 struct TileGroup {
@@ -81,8 +90,8 @@ struct TileGroup {
   std::vector<TileNumber> numbers;
   std::vector<TileConstant> constants;
   std::vector<TileStep> steps;
-  std::vector<uint8_t> scratch;  ///< bytes of an element of each scratch tile
-  int calls = 0;                 ///< OpCalls in it
+  std::vector<TileScratch> scratch;
+  int calls = 0;  ///< OpCalls in it
 
   int first_scratch() const { return static_cast<int>(memories.size()); }
 };

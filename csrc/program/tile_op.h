@@ -143,7 +143,13 @@ union Number {
   _(softmax, r)                                      \
   _(log_softmax, r)                                  \
   _(softmax_backward, r) /* gradient, result */      \
-  _(log_softmax_backward, r)
+  _(log_softmax_backward, r)                         \
+  _(moments, r)   /* p0: epsilon; pairs */           \
+  _(normalize, r) /* a by the moments b, + row c */  \
+  _(affine, r)    /* a b + c; b, c: one row each */  \
+  /* for each row, from its pair of moments */       \
+  _(mean_of, r)                                      \
+  _(rstd_of, r)
 
 enum class Op : uint8_t {
 #define NEURON_TILE_OP(name, kinds) name,
@@ -182,9 +188,27 @@ constexpr bool has_function(Op op, Kind kind) {
 }
 
 // Note [Rows]
-// Some operations look at whole rows: the last dimension of a row-major result. A tile of theirs is some whole rows, and each row is computed
-// by itself in one fixed order, so a value depends on its row alone.
-constexpr bool is_row(Op op) { return op >= Op::softmax && op <= Op::log_softmax_backward; }
+// Some operations look at whole rows: the last dimension of a row-major result. A tile of theirs is some whole rows, and each row is
+// computed by itself in one fixed order, so a value depends on its row alone. Beside tiles of one value for each element there are those of
+// one for each row, of two for each row (its moments: the mean, and the reciprocal of the standard deviation), and of one row that all rows
+// share.
+constexpr bool is_row(Op op) { return op >= Op::softmax && op <= Op::affine; }
+enum class Span : uint8_t { elements, rows, pairs, row };
+inline constexpr int kSpans = 4;
+
+/// How many values a tile of `elements` elements in rows of `row` holds.
+constexpr int64_t count_of(Span span, int64_t elements, int64_t row) {
+  switch (span) {
+    case Span::rows:
+      return elements / row;
+    case Span::pairs:
+      return 2 * (elements / row);
+    case Span::row:
+      return row;
+    default:
+      return elements;
+  }
+}
 
 /// Whether numbers of one kind become the other: all but reals to integers, whose result would depend on the processor where it overflows.
 constexpr bool converts(Kind from, Kind to) { return !((from == Kind::f32 || from == Kind::f64) && to == Kind::i64); }

@@ -197,8 +197,8 @@ bool is_row_major(const TensorMeta& meta) {
   return true;
 }
 
-/// Sets the row of an operation along `dim`. Whether there is one follows from sizes and dtypes alone, never from the strides of an operand:
-/// a compiled graph may have other strides than eager, and its bits are eager's.
+/// Sets the row of an operation along `dim`. Whether there is one follows from sizes and dtypes alone, never from the strides of an
+/// operand: a compiled graph may have other strides than eager, and its bits are eager's.
 bool set_row(const TileCall& call, TilePlan& plan, int64_t dim) {
   const auto& result = call.result;
   const auto dims = static_cast<int64_t>(result.sizes.size());
@@ -206,8 +206,31 @@ bool set_row(const TileCall& call, TilePlan& plan, int64_t dim) {
   if (plan.stored != plan.compute) return false;
   plan.row = result.sizes.back();
   return std::all_of(plan.operands.begin(), plan.operands.end(), [&](const TilePlan::Operand& operand) {
-    return operand.argument.is == TileArgument::Is::tensor && operand.argument.slot->meta.sizes == result.sizes && operand.type == plan.compute;
+    return operand.argument.is == TileArgument::Is::tensor && operand.argument.slot->meta.sizes == result.sizes &&
+           operand.type == plan.compute;
   });
+}
+
+/// Sets the rows of a norm: the trailing dimensions for which there is one mean.
+bool set_norm(const TileCall& call, TilePlan& plan) {
+  const int64_t elements = c10::multiply_integers(call.result.sizes);
+  if (elements == 0 || call.more.size() != 2 || !is_row_major(call.result) || plan.stored != plan.compute) return false;
+  const int64_t rows = c10::multiply_integers(call.more[0].meta.sizes);
+  for (const auto& one : call.more) {
+    if (tile_type(one.meta.dtype) != plan.compute || !is_row_major(one.meta)) return false;
+  }
+  plan.row = elements / rows;
+  if (plan.row < 2) return false;
+  for (size_t i = 0; i < plan.operands.size(); ++i) {
+    auto& operand = plan.operands[i];
+    if (i > 0 && operand.argument.is == TileArgument::Is::none) continue;
+    if (operand.argument.is != TileArgument::Is::tensor || operand.type != plan.compute) return false;
+    if (i == 0) continue;
+    if (!is_row_major(operand.argument.slot->meta)) return false;
+    operand.span = tiles::Span::row;
+    operand.layout = {{plan.row}, {tiles::size_of(operand.type)}};
+  }
+  return true;
 }
 
 /// Picks the operation where arguments decide it. Takes operands away that it does not need.
@@ -244,6 +267,8 @@ bool choose(const TileCall& call, TilePlan& plan) {
     case Op::softmax_backward:
     case Op::log_softmax_backward:
       return set_row(call, plan, constant("dim").toInt());
+    case Op::normalize:
+      return set_norm(call, plan);
     case Op::pow: {
       if (plan.compute == Type::f16) return true;  // ATen takes no exponent apart for half
       const auto exponent = plan.operands[1].argument;

@@ -42,6 +42,11 @@ struct TileCall {
   std::vector<WordRef> words;      ///< by word of the call's launch: where payloads and host scalars come from
   TensorMeta result;               ///< of the result, an argument's own for one that is written
   TilePlace result_place;
+  struct Result {
+    TensorMeta meta;
+    TilePlace place;
+  };
+  std::vector<Result> more;  ///< further results: of a norm, the mean and the reciprocal deviation of each row
 };
 
 /// One argument of a call.
@@ -57,10 +62,11 @@ struct TileArgument {
 struct TilePlan {
   struct Operand {
     TileArgument argument;
-    TileLayout layout;  // of a tensor
+    TileLayout layout;  // of a tensor; of a norm's weight and bias, within a row
     tiles::Type type;   // of a tensor
     bool mask = false;
     bool rounded = true;
+    tiles::Span span = tiles::Span::elements;
   };
   tiles::Op op;
   tiles::Type compute;  // operands are cast to it

@@ -124,6 +124,7 @@ constexpr TileRow kRows[] = {
     {"_log_softmax", "self", "", kCommon, Op::log_softmax},
     {"_softmax_backward_data", "grad_output output", "", kCommon, Op::softmax_backward},
     {"_log_softmax_backward_data", "grad_output output", "", kCommon, Op::log_softmax_backward},
+    {"native_layer_norm", "input weight? bias?", "eps", kOwn, Op::normalize},
 };
 // clang-format on
 
@@ -133,7 +134,7 @@ constexpr std::array<std::string_view, 8> kOfMetadata{"memory_format", "dtype", 
 
 // Arguments that choose the operation, and those that say where the rows are; see choose() in tile_plan.cpp.
 constexpr std::array<std::string_view, 3> kOfChoice{"approximate", "is_result", "self_is_result"};
-constexpr std::array<std::string_view, 3> kOfRows{"dim", "half_to_float", "input_dtype"};
+constexpr std::array<std::string_view, 4> kOfRows{"dim", "half_to_float", "input_dtype", "normalized_shape"};
 
 std::vector<std::string> words_of(std::string_view text) {
   std::vector<std::string> words;
@@ -176,7 +177,7 @@ const TileRow* row_of(std::string_view name) {
 std::unique_ptr<TileSignature> make_signature(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
   std::string_view name = schema.name();
-  if (name.substr(0, 6) != "aten::" || schema.returns().size() > 1) return nullptr;
+  if (name.substr(0, 6) != "aten::") return nullptr;
   name.remove_prefix(6);
   auto signature = std::make_unique<TileSignature>();
   if (name.substr(0, kForeach.size()) == kForeach) {
@@ -184,7 +185,7 @@ std::unique_ptr<TileSignature> make_signature(const c10::OperatorHandle& op) {
     signature->foreach = true;
   }
   const TileRow* row = signature->row = row_of(name);
-  if (row == nullptr) return nullptr;
+  if (row == nullptr || schema.returns().size() > (row->op == Op::normalize ? 3 : 1)) return nullptr;
   const auto& arguments = schema.arguments();
   auto find = [&](std::string_view wanted) {
     const auto names = signature->foreach ? foreach_names(wanted) : std::vector<std::string_view>{wanted};

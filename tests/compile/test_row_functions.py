@@ -35,6 +35,26 @@ CASES = {
     "logits are cast and log_softmax taken": Case(lambda x: [F.log_softmax(x.float() * 0.5, -1).exp()], [(30, 1000)]),
     "softmax backward": Case(lambda g, y: [aten._softmax_backward_data(g * 0.9, y, -1, y.dtype) * 0.125], [(40, 37), (40, 37)]),
     "log_softmax backward": Case(lambda g, y: [aten._log_softmax_backward_data(g + 1, y, -1, y.dtype) * 0.5], [(40, 37), (40, 37)]),
+    "residual, layer norm, scale": Case(
+        lambda x, y, w, b: (lambda h: [h, F.layer_norm(h, (96,), w, b) * 0.5])(x + y), [(2, 20, 96), (2, 20, 96), (96,), (96,)]
+    ),
+    "layer norm without weights": Case(lambda x: [F.layer_norm(x * 2, (96,)) + x], [(20, 96)]),
+    "layer norm with a weight, or a bias": Case(
+        lambda x, w: [F.layer_norm(F.layer_norm(x * 2, (96,), w), (96,), None, w)], [(20, 96), (96,)]
+    ),
+    "layer norm and its moments": Case(
+        lambda x, w, b: (lambda r: [r[0] * 2, r[1], r[2]])(torch.native_layer_norm(x - 1, (96,), w, b, 1e-5)), [(20, 96), (96,), (96,)]
+    ),
+    "who reads the moments is another loop": Case(
+        lambda x: (lambda r: [r[0] * 2, x * r[2] - r[1]])(torch.native_layer_norm(x - 1, (96,), None, None, 1e-5)), [(20, 96)], groups=2
+    ),
+    "layer norm, then softmax of its rows": Case(
+        lambda x, w, b: [F.softmax(F.layer_norm(x + 1, (96,), w, b), -1)], [(20, 96), (96,), (96,)]
+    ),
+    "layer norm of two dimensions": Case(lambda x: [F.layer_norm(x + 1, (12, 8)) * 2], [(20, 12, 8)]),
+    "a weight that the group makes": Case(
+        lambda x, w: (lambda v: [F.layer_norm(x + v, (96,), v[0]) * v])(w * 2), [(20, 96), (20, 96)], groups=2
+    ),
     "another dimension": Case(lambda x: [F.softmax(x * 2, 0) + 1], [(40, 37)], groups=0, kernels=3),
     "rows too long to share L2": Case(lambda x: [F.softmax(x * 2, -1) + 1], [(2, 70_000)], groups=0, kernels=3),
 }

@@ -151,28 +151,32 @@ constexpr int64_t kTilesAhead = 2;
 TileLoop::TileLoop(TileGroup group) : group_(std::move(group)), library_(tiles::library()) {
   numbers_.resize(group_.numbers.size() + 4);  // a formula may read one more than its operation has
   bases_.resize(group_.memories.size());
-  for (uint8_t size : group_.scratch) {
+  for (const auto& scratch : group_.scratch) {
     scratch_offsets_.push_back(scratch_bytes_);
-    scratch_bytes_ += (group_.tile * size + kAlignment - 1) / kAlignment * kAlignment;
+    scratch_bytes_ += (count_of(scratch.span, group_.tile) * scratch.size + kAlignment - 1) / kAlignment * kAlignment;
   }
   for (const auto& step : group_.steps) {
-    Step made{step.what, 0, step.out, {step.in[0], step.in[1], step.in[2]}, function_of(library_, step), &numbers_[step.numbers], 0, nullptr};
+    Step made{step.what, 0,       step.out, {step.in[0], step.in[1], step.in[2]}, function_of(library_, step), &numbers_[step.numbers],
+              0,         nullptr, step.span};
     if (step.what == TileStep::What::op) made.round = library_.round[static_cast<int>(step.type)];
     if (step.what == TileStep::What::gather || step.what == TileStep::What::scatter)
       made.size = static_cast<uint8_t>(tiles::size_of(step.type));
     else if (made.function == nullptr)
       throw std::logic_error(std::string("no tile function for step ") + tiles::name_of(step.op));
-    steps_.push_back(made);
+    (step.span == tiles::Span::row ? before_ : steps_).push_back(made);
   }
   for (int memory = 0; memory < group_.first_scratch(); ++memory) {
     const bool used = std::any_of(group_.steps.begin(), group_.steps.end(), [&](const TileStep& step) {
       return step.out == memory || std::find(step.in, step.in + 3, memory) != step.in + 3;
     });
-    if (used && group_.memories[memory].contiguous()) in_place_.push_back(memory);
+    const auto& one = group_.memories[memory];
+    if (used && one.span == tiles::Span::elements && one.contiguous()) in_place_.push_back(memory);
   }
   for (int i = 0; i < static_cast<int>(steps_.size()); ++i) {
     auto note = [&](int operand, int tile) {
-      if (tile >= 0 && tile < group_.first_scratch()) moving_.push_back({i, operand, tiles::size_of(group_.memories[tile].type)});
+      if (tile < 0 || tile >= group_.first_scratch()) return;
+      const auto& memory = group_.memories[tile];
+      if (memory.span != tiles::Span::row) moving_.push_back({i, operand, tiles::size_of(memory.type), memory.span});
     };
     note(-1, steps_[i].out);
     for (int k = 0; k < 3; ++k) note(k, steps_[i].in[k]);
@@ -265,27 +269,38 @@ void TileLoop::move_rows(const Step& step, char* const* at, int64_t begin, int64
   }
 }
 
+void TileLoop::run_before(char* const* at) const {
+  for (const Step& step : before_) {
+    const void* in = step.in[0] < 0 ? nullptr : at[step.in[0]];
+    step.function({at[step.out], {in, nullptr, nullptr}, group_.row, step.numbers});
+  }
+}
+
 void TileLoop::run_tiles(int64_t first, int64_t last) const {
   const int memories = group_.first_scratch();
   const size_t tiles = memories + group_.scratch.size();
   char** at = static_cast<char**>(__builtin_alloca(tiles * sizeof(char*)));
   char* scratch = thread_scratch(scratch_bytes_);
   for (size_t i = 0; i < group_.scratch.size(); ++i) at[memories + i] = scratch + scratch_offsets_[i];
-  for (int i = 0; i < memories; ++i) at[i] = bases_[i] + first * tiles::size_of(group_.memories[i].type);
+  for (int i = 0; i < memories; ++i) {
+    const auto& memory = group_.memories[i];
+    at[i] = bases_[i] + (memory.span == tiles::Span::row ? 0 : count_of(memory.span, first)) * tiles::size_of(memory.type);
+  }
   int64_t count = std::min(group_.tile, last - first);
   if (!group_.constants.empty()) fill_constants(at, count);
+  run_before(at);
   // Tiles are short, so the arguments of their functions are made once, and moved on from tile to tile.
   auto* args = static_cast<TileArgs*>(__builtin_alloca(steps_.size() * sizeof(TileArgs)));
   for (size_t i = 0; i < steps_.size(); ++i) {
     const Step& step = steps_[i];
-    args[i] = {at[step.out], {nullptr, nullptr, nullptr}, count, step.numbers, group_.row, step.round};
+    args[i] = {at[step.out], {nullptr, nullptr, nullptr}, count_of(step.span, count), step.numbers, group_.row, step.round};
     for (int k = 0; k < 3; ++k) args[i].in[k] = step.in[k] < 0 ? nullptr : at[step.in[k]];
   }
   for (int64_t begin = first; begin < last; begin += count) {
     const bool more = begin + count < last;
     if (last - begin < count) {
       count = last - begin;
-      for (size_t i = 0; i < steps_.size(); ++i) args[i].count = count;
+      for (size_t i = 0; i < steps_.size(); ++i) args[i].count = count_of(steps_[i].span, count);
     }
     const Fetch* fetch = fetches_.data();
     for (size_t i = 0; i < steps_.size(); ++i) {
@@ -302,7 +317,7 @@ void TileLoop::run_tiles(int64_t first, int64_t last) const {
     for (int i : in_place_) at[i] += count * tiles::size_of(group_.memories[i].type);
     for (const Moving& moving : moving_) {
       auto& place = moving.operand < 0 ? args[moving.step].out : const_cast<void*&>(args[moving.step].in[moving.operand]);
-      place = static_cast<char*>(place) + count * moving.size;
+      place = static_cast<char*>(place) + count_of(moving.span, count) * moving.size;
     }
   }
 }

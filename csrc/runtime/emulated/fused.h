@@ -37,6 +37,7 @@ class TileLoop {
     const tiles::Number* numbers;
     int fetches_end;  ///< it asks for the lines of fetches_ up to this one, from where the step before it stopped
     tiles::TileFunction round;
+    tiles::Span span;
   };
   /// Cache lines of a later tile; see Note [Later tiles] in fused.cpp.
   struct Fetch {
@@ -48,15 +49,19 @@ class TileLoop {
   struct Moving {
     int step;
     int operand;  ///< -1: the result
-    int size;     ///< of an element
+    int size;     ///< of a value
+    tiles::Span span;
   };
 
   void plan_fetches();
+  int64_t count_of(tiles::Span span, int64_t elements) const { return tiles::count_of(span, elements, group_.row); }
+  void run_before(char* const* at) const;
   void move_rows(const Step& step, char* const* at, int64_t begin, int64_t count) const;
   void fill_constants(char* const* tiles, int64_t count) const;
 
   const TileGroup group_;
   const tiles::Library& library_;
+  std::vector<Step> before_;  ///< for what all rows share, once for each run of tiles
   std::vector<Step> steps_;
   std::vector<int> in_place_;  ///< memories that steps use where they lie
   std::vector<Moving> moving_;
