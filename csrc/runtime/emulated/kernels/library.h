@@ -1,8 +1,8 @@
 // The tile functions of one instruction set, and the choice of one. See Note [Tiles] in csrc/program/tile_op.h.
 //
 // Note [Instruction sets]
-// functions.cpp, transcendental.cpp, rows.cpp and convert.cpp are compiled once for each: "portable" (what the compiler assumes of every processor),
-// "avx2" and "avx512". Results of exact operations are the same in all; the others agree within the accuracy of Sleef. No fused
+// functions.cpp, transcendental.cpp, rows.cpp and convert.cpp are compiled once for each: "portable" (what the compiler assumes of every
+// processor), "avx2" and "avx512". Results of exact operations are the same in all; the others agree within the accuracy of Sleef. No fused
 // multiply-add is made by the compiler, so a value depends on its operands alone: not on its place in a tile, nor on what runs before or
 // after. The choice is the best one the processor has, or TORCH_NEURONX_VECTORS=portable|avx2|avx512.
 #pragma once
