@@ -18,8 +18,8 @@ struct ProcessFacts {
   pid_t pid = 0;
   uint64_t started = 0;  ///< tells a process from a later one with the same pid
   int bell_fd = -1;
-  int group_fd = -1;  ///< of the group's shared memory: rank 0 makes it
-  int core = -1;      ///< which core of the host the process uses: -1 not known
+  int group_fd = -1;    ///< of the group's shared memory: rank 0 makes it
+  int core = -1;        ///< which core of the host the process uses: -1 not known
   uint64_t number = 0;  ///< drawn for each group (roster.h)
 
   static ProcessFacts of_this_process();

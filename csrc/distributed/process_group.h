@@ -24,7 +24,8 @@ class ProcessGroupNeuron final : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-  /// Makes a backend that moves CPU tensors between hosts, from a store, a rank and a size; called when the ranks turn out to be on several.
+  /// Makes a backend that moves CPU tensors between hosts, from a store, a rank and a size; called when the ranks turn out to be on
+  /// several.
   using MakeTransport = std::function<c10::intrusive_ptr<c10d::Backend>(c10::intrusive_ptr<c10d::Store>, int, int)>;
   /// Called with the group's name before its first operation.
   using FirstUse = std::function<void(const std::string&)>;

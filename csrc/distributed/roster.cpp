@@ -102,7 +102,9 @@ class Reader {
     return roster;
   }
 
-  std::string missing() { return seen_.empty() ? "rank 0, or a rank that it waits for, did not join" : "a rank that rank 0 waits for did not join"; }
+  std::string missing() {
+    return seen_.empty() ? "rank 0, or a rank that it waits for, did not join" : "a rank that rank 0 waits for did not join";
+  }
 
  private:
   c10d::Store& store_;

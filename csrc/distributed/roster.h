@@ -1,9 +1,9 @@
 // Who is in a group: what its ranks agree on, through the store, before they do anything together.
 //
-// The store may hold what an earlier group of the same name wrote: torchrun (2.13) keeps one store for all attempts of a job, and a script may
-// end its group and make it again. So nothing that is found there is believed because it is there. Each rank writes its facts with a number
-// drawn for this group; rank 0 reads all of them, writes the roster under a number of its own, and declares it valid once each rank has
-// answered with that number. A rank answers when the roster holds the number that the rank itself has drawn, so a roster with a stale
+// The store may hold what an earlier group of the same name wrote: torchrun (2.13) keeps one store for all attempts of a job, and a script
+// may end its group and make it again. So nothing that is found there is believed because it is there. Each rank writes its facts with a
+// number drawn for this group; rank 0 reads all of them, writes the roster under a number of its own, and declares it valid once each rank
+// has answered with that number. A rank answers when the roster holds the number that the rank itself has drawn, so a roster with a stale
 // entry is never answered by all, and rank 0, which keeps looking, writes another.
 //
 //   neuron/<rank>        facts of a rank
