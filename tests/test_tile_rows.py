@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.test_tiles import DEVICE, REAL, bits, close, make, on_device
+from tests.test_tiles import DEVICE, REAL, bits, close, make, on_device, other_threads
 from torch_neuronx import _C
 
 aten = torch.ops.aten
@@ -69,12 +69,8 @@ def test_a_row_depends_on_itself_alone(name: str, op: Op, count: int, dtype: tor
         assert torch.equal(bits(op(*apart)), whole), f"{name} {size} strided"
         turned = [t.t().contiguous().t() for t in tensors]
         assert torch.equal(bits(op(*turned)), whole), f"{name} {size} transposed"
-        threads = torch.get_num_threads()
-        try:
-            torch.set_num_threads(3 - min(threads, 2))
+        with other_threads():
             assert torch.equal(bits(op(*tensors)), whole), f"{name} {size} threads"
-        finally:
-            torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("dtype", REAL, ids=str)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -209,6 +210,17 @@ def test_special_values(name: str, op: Op, count: int, dtypes: tuple[torch.dtype
         close(actual, op(*tensors), f"{name} {dtype}")
 
 
+@contextmanager
+def other_threads() -> Iterator[None]:
+    """Another number of threads than now."""
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3 - min(threads, 2))
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize(("name", "op", "count", "dtypes"), ROWS, ids=IDS)
 def test_a_value_depends_on_its_operands_alone(name: str, op: Op, count: int, dtypes: tuple[torch.dtype, ...]) -> None:
     """Neither its place in a tile, nor what stands beside it, nor the number of threads, nor strides change a bit."""
@@ -219,12 +231,8 @@ def test_a_value_depends_on_its_operands_alone(name: str, op: Op, count: int, dt
         for start, end in ((1, 40_003), (13, 30), (2049, 6143), (39_999, 40_003)):
             assert torch.equal(bits(op(*[t[start:end] for t in tensors])), whole[start:end]), f"{name} {dtype} [{start}:{end}]"
         assert torch.equal(bits(op(*[t[::3] for t in tensors])), whole[::3]), f"{name} {dtype} strided"
-        threads = torch.get_num_threads()
-        try:
-            torch.set_num_threads(3 - min(threads, 2))
+        with other_threads():
             assert torch.equal(bits(op(*tensors)), whole), f"{name} {dtype} threads"
-        finally:
-            torch.set_num_threads(threads)
 
 
 IN_PLACE: list[tuple[str, Op, int]] = [

@@ -18,6 +18,15 @@ from torch_neuronx import _C, _device, memory
 _kept: list[torch.Tensor] = []
 
 
+def _others_may_see() -> bool:
+    """Whether other processes may still get what is queued here: results of collectives, answers to remote calls."""
+    distributed = torch.distributed
+    if not distributed.is_available():
+        return False
+    rpc = sys.modules.get("torch.distributed.rpc.api")
+    return distributed.is_initialized() or (rpc is not None and rpc._is_current_rpc_agent_set())
+
+
 def _settle() -> None:
     """A device thread takes one task after the other: when a second backward has run, the first task is gone.
 
@@ -25,7 +34,7 @@ def _settle() -> None:
     """
     if not _device.is_initialized() or _device._is_in_bad_fork():
         return
-    if getattr(sys, "last_type", None) is not None:
+    if getattr(sys, "last_type", None) is not None and not _others_may_see():
         # Printed as uncaught: nobody will see what is queued, and after Ctrl-C nobody wants to wait for it.
         _C._drop_launches()
     if not _device.get_device_properties(0).is_emulated:

@@ -294,3 +294,26 @@ except Exception as error:
 """
     for result in run(body, LOCAL_RANK=""):
         assert result.returncode == 3 and "both use NeuronCore 0" in result.stdout and "set_device" in result.stdout
+
+
+RAISES_WITH_WORK_QUEUED = """
+start()
+mean, y = torch.full((1500, 1500), 1 / 1500, device="neuron"), torch.ones(1500, 1500, device="neuron")
+if rank == 0:
+    for _ in range(12):
+        y = y @ mean + 1
+    work = dist.all_reduce(y, async_op=True)
+    raise KeyError("mine")
+try:
+    dist.all_reduce(y)
+    print("got", y.sum().item() / y.numel())
+except dist.DistBackendError:
+    print("told")
+"""
+
+
+def test_a_rank_that_raises_sends_nothing_that_it_has_not_computed() -> None:
+    """At its end it drops no launch that a collective waits for: the others get the right values, or an exception (on a busy machine)."""
+    raised, other = run(RAISES_WITH_WORK_QUEUED)
+    assert raised.returncode == 1 and "KeyError: 'mine'" in raised.stderr
+    assert other.stdout.strip() == "told" or float(other.stdout.split()[1]) == pytest.approx(14, rel=1e-3), other.stdout + other.stderr

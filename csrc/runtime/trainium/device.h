@@ -43,7 +43,7 @@ class TrainiumTarget final : public Target {
     std::unique_ptr<TrainiumMemory> memory;
   };
   const Core& core(int index) const;
-  void open_cores(int first, int total);
+  void open_cores(int own, int total);
 
   std::vector<Core> cores_;
 };
