@@ -28,7 +28,7 @@ def chip(sdk: Path, neffs: Path, tmp_path_factory: pytest.TempPathFactory) -> En
     """``chip(device="trn2", runtime="2.34", **more)``: the environment of ranks that share one chip."""
 
     def environment(device: str = "trn2", runtime: str = "2.34", **more: str) -> dict[str, str]:
-        return environment_of(sdk, device, runtime, neffs, tmp_path_factory.mktemp("chip")) | {"TORCH_NEURONX_FALLBACK": "allow"} | more
+        return environment_of(sdk, device, runtime, neffs, tmp_path_factory.mktemp("chip")) | more
 
     return environment
 
